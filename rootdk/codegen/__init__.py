@@ -1,0 +1,1 @@
+"""Problem and schedule to LLVM IR."""

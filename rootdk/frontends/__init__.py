@@ -1,0 +1,1 @@
+"""Array libraries in front of the engine."""

@@ -1,0 +1,1 @@
+"""User score and mask functions as expressions."""

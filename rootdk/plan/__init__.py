@@ -1,0 +1,1 @@
+"""How a call runs, as values: decides, never emits."""

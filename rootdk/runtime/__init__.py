@@ -1,0 +1,1 @@
+"""Runs machine code; knows nothing of attention."""
