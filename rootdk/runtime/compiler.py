@@ -1,0 +1,129 @@
+"""LLVM IR text to machine code in memory: the only user of llvmlite.binding."""
+
+import threading
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from rootdk.errors import RootdkError
+from rootdk.machine import Target
+from rootdk.runtime import float_state
+
+__all__ = ["CompileError", "Library", "assembly", "compile_object", "llvm_version", "load"]
+
+# One thread at a time is inside LLVM. It is also held across a fork, so that a child never inherits LLVM half-way
+# through a change. Reentrant because the garbage collector may drop a Library at any moment, in any thread.
+lock = threading.RLock()
+
+
+class CompileError(RootdkError, RuntimeError):
+    """LLVM refused what was generated: a mistake in rootdk, not in its user's code."""
+
+
+class Library:
+    """Loaded machine code: the address of each entry. Unloaded when the last reference goes."""
+
+    def __init__(self, image: bytes, entries: Iterable[str], target: Target) -> None:
+        llvm = _llvm()
+        builder = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
+        names = tuple(entries)
+        for name in names:
+            builder.export_symbol(float_state.guarded(name))
+        with lock:
+            # An engine for each library costs 0.4 ms and gives back every byte; libraries that share one leave 10 KB.
+            self._engine = llvm.create_lljit_compiler(_machine(target), use_jit_link=target.triple.endswith("gnu"))
+            try:
+                self._code = builder.link(self._engine, "rootdk")
+            except RuntimeError as error:
+                self._engine.close()
+                raise CompileError(f"loading a kernel failed: {error}") from error
+        self.addresses: dict[str, int] = {name: self._code[float_state.guarded(name)] for name in names}
+
+    def __getitem__(self, entry: str) -> int:
+        return self.addresses[entry]
+
+    def __del__(self) -> None:
+        if code := getattr(self, "_code", None):
+            with lock:
+                code.close()
+                self._engine.close()
+
+
+def load(image: bytes, entries: Iterable[str], target: Target) -> Library:
+    """Put object code into memory, with the C library's functions (memcpy, memset) at its disposal.
+
+    Raises:
+        CompileError: not object code for this machine, or an entry that is not in it.
+    """
+    return Library(image, entries, target)
+
+
+def compile_object(ir_text: str, target: Target, entries: Iterable[str]) -> bytes:
+    """Object code of a module in which each of ``entries`` is a ``void (ptr)`` function, guarded by ``float_state``.
+
+    Raises:
+        CompileError: the text is not valid IR.
+    """
+    image: bytes = _emit(ir_text, target, entries, as_object=True)
+    return image
+
+
+def assembly(ir_text: str, target: Target) -> str:
+    """Assembly of a module for any target, also one that this machine cannot run, to read and to test."""
+    text: str = _emit(ir_text, target, (), as_object=False)
+    return text
+
+
+def llvm_version() -> str:
+    """Of LLVM and of llvmlite: both shape the machine code.
+
+    >>> llvm_version()
+    'LLVM 22.1.0, llvmlite 0.50.0'
+    """
+    import llvmlite
+
+    return f"LLVM {'.'.join(map(str, _llvm().llvm_version_info))}, llvmlite {llvmlite.__version__}"
+
+
+def _emit(ir_text: str, target: Target, entries: Iterable[str], *, as_object: bool) -> Any:
+    llvm = _llvm()
+    text = ir_text + float_state.guards(entries, target)
+    # A context of its own, so that the types and constants of one kernel do not stay for the life of the process.
+    with lock, llvm.create_context() as context:
+        try:
+            with llvm.parse_assembly(text, context) as module, _machine(target) as machine:
+                module.verify()
+                _optimise(module, machine)
+                return machine.emit_object(module) if as_object else machine.emit_assembly(module)
+        except RuntimeError as error:
+            raise CompileError(f"LLVM refused a generated module: {error}") from error
+
+
+def _optimise(module: Any, machine: Any) -> None:
+    llvm = _llvm()
+    with llvm.create_pipeline_tuning_options(speed_level=2) as options:
+        # Kernels come vectorised and unrolled as far as the registers allow; LLVM's own unrolling makes them spill.
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        options.loop_interleaving = False
+        with llvm.create_pass_builder(machine, options) as builder, builder.getModulePassManager() as passes:
+            passes.run(module, builder)
+
+
+def _machine(target: Target) -> Any:
+    # Position-independent small code addresses constants relative to the program counter; LLVM's default for code in
+    # memory builds each address in a register first.
+    return (
+        _llvm()
+        .Target.from_triple(target.triple)
+        .create_target_machine(cpu=target.cpu, features=target.features, opt=3, reloc="pic", codemodel="small")
+    )
+
+
+@cache
+def _llvm() -> Any:
+    """llvmlite.binding, ready for every target it knows. Imported late: it takes 30 ms."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return llvm
