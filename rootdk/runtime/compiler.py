@@ -1,5 +1,6 @@
 """LLVM IR text to machine code in memory: the only user of llvmlite.binding."""
 
+import os
 import threading
 from collections.abc import Iterable
 from functools import cache
@@ -9,18 +10,20 @@ from rootdk.errors import RootdkError
 from rootdk.machine import Target
 from rootdk.runtime import float_state
 
-__all__ = ["CompileError", "Library", "assembly", "compile_object", "llvm_version", "load"]
+__all__ = ["CompileError", "Kernel", "assembly", "compile_object", "llvm_version", "load"]
 
 # One thread at a time is inside LLVM. It is also held across a fork, so that a child never inherits LLVM half-way
-# through a change. Reentrant because the garbage collector may drop a Library at any moment, in any thread.
+# through a change. Reentrant because the garbage collector may drop a Kernel at any moment, in any thread.
 lock = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 class CompileError(RootdkError, RuntimeError):
     """LLVM refused what was generated: a mistake in rootdk, not in its user's code."""
 
 
-class Library:
+class Kernel:
     """Loaded machine code: the address of each entry. Unloaded when the last reference goes."""
 
     def __init__(self, image: bytes, entries: Iterable[str], target: Target) -> None:
@@ -30,7 +33,7 @@ class Library:
         for name in names:
             builder.export_symbol(float_state.guarded(name))
         with lock:
-            # An engine for each library costs 0.4 ms and gives back every byte; libraries that share one leave 10 KB.
+            # An engine for each kernel costs 0.4 ms and gives back every byte; kernels that share one leave 10 KB.
             self._engine = llvm.create_lljit_compiler(_machine(target), use_jit_link=target.triple.endswith("gnu"))
             try:
                 self._code = builder.link(self._engine, "rootdk")
@@ -49,13 +52,13 @@ class Library:
                 self._engine.close()
 
 
-def load(image: bytes, entries: Iterable[str], target: Target) -> Library:
+def load(image: bytes, entries: Iterable[str], target: Target) -> Kernel:
     """Put object code into memory, with the C library's functions (memcpy, memset) at its disposal.
 
     Raises:
         CompileError: not object code for this machine, or an entry that is not in it.
     """
-    return Library(image, entries, target)
+    return Kernel(image, entries, target)
 
 
 def compile_object(ir_text: str, target: Target, entries: Iterable[str]) -> bytes:
