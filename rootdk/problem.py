@@ -107,9 +107,17 @@ class Bound:
         """A [*batch, heads, len, d] view of an array in the caller's layout."""
         return _canonical(array, self.layout)
 
+    def restore(self, array: np.ndarray) -> np.ndarray:
+        """The inverse of ``canonical``, for an output."""
+        return array[0] if self.headless else _canonical(array, self.layout)
+
     def canonical_rows(self, array: np.ndarray) -> np.ndarray:
         """A [*batch, heads, len] view of an LSE in the caller's layout."""
-        return _canonical(array[..., None], self.layout)[..., 0]
+        return self.canonical(array[..., None])[..., 0]
+
+    def restore_rows(self, array: np.ndarray) -> np.ndarray:
+        """The inverse of ``canonical_rows``, for an LSE."""
+        return self.restore(array[..., None])[..., 0]
 
 
 @dataclass(frozen=True, slots=True)
