@@ -106,15 +106,45 @@ def exp2(x: mpf) -> mpf:
     return mpf(2) ** x
 
 
+def expm1_quotient(x: mpf) -> mpf:
+    return mp.expm1(x) / x
+
+
 def atanh_tail(z: mpf) -> mpf:
     """log(1 + f) = s (2 + z * this) with s = f / (2 + f), z = s^2."""
     s = mp.sqrt(z)
     return (mp.log((1 + s) / (1 - s)) / s - 2) / z
 
 
+def erf_excess(z: mpf) -> mpf:
+    """erf(x) = x + x * this with z = x^2."""
+    return mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1
+
+
+def log_erfc(t: mpf) -> mpf:
+    return mp.log(mp.erfc(t + 3))
+
+
+def sine_quotient(z: mpf) -> mpf:
+    return mp.sin(mp.sqrt(z)) / mp.sqrt(z)
+
+
+def cosine(z: mpf) -> mpf:
+    return mp.cos(mp.sqrt(z))
+
+
+HALF_LOG_2 = float(mp.log(2) / 2) * 1.0001
+EIGHTH_TURN = float((mp.pi / 4) ** 2) * 1.0001
+
 FITS = {
     "EXP2": Fit(exp2, -0.5, 0.5, {32: 5, 64: 11}, relative(exp2), (1.0,)),
+    "EXPM1": Fit(expm1_quotient, -HALF_LOG_2, HALF_LOG_2, {32: 5, 64: 11}, relative(expm1_quotient), (1.0, 0.5)),
     "LOG": Fit(atanh_tail, 0, 0.029437251522859413, {32: 2, 64: 6}, lambda z: z / 2),
+    "ERF": Fit(erf_excess, 0, 1, {32: 6, 64: 12}, lambda z: 1 / (1 + erf_excess(z))),
+    "LOG_ERFC_32": Fit(log_erfc, -2, 1, {32: 5}, lambda t: mp.erfc(t + 3)),
+    "LOG_ERFC_64": Fit(log_erfc, -2, 3, {64: 17}, lambda t: mp.erfc(t + 3)),
+    "SIN": Fit(sine_quotient, 0, EIGHTH_TURN, {32: 3, 64: 6}, relative(sine_quotient), (1.0,)),
+    "COS": Fit(cosine, 0, EIGHTH_TURN, {32: 4, 64: 7}, relative(cosine), (1.0, -0.5)),
 }
 
 

@@ -31,6 +31,11 @@ class Format:
         return 2.0 ** (1 - self.bias)
 
     @property
+    def epsilon(self) -> float:
+        """Half the distance from 1 to the next number."""
+        return 2.0 ** -(self.mantissa + 1)
+
+    @property
     def magic(self) -> float:
         """1.5 * 2^mantissa: added to a small number it rounds it (half to even) to the sum's low bits."""
         return 1.5 * 2.0**self.mantissa
