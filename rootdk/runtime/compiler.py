@@ -10,7 +10,7 @@ from rootdk.errors import RootdkError
 from rootdk.machine import Target
 from rootdk.runtime import float_state
 
-__all__ = ["CompileError", "Kernel", "assembly", "compile_object", "llvm_version", "load"]
+__all__ = ["Address", "CompileError", "Kernel", "assembly", "compile_object", "llvm_version", "load"]
 
 # One thread at a time is inside LLVM. It is also held across a fork, so that a child never inherits LLVM half-way
 # through a change. Reentrant because the garbage collector may drop a Kernel at any moment, in any thread.
@@ -23,15 +23,20 @@ class CompileError(RootdkError, RuntimeError):
     """LLVM refused what was generated: a mistake in rootdk, not in its user's code."""
 
 
+class Address(int):
+    """Where an entry of a kernel is; keeps the kernel loaded."""
+
+    kernel: "Kernel"
+
+
 class Kernel:
-    """Loaded machine code: the address of each entry. Unloaded when the last reference goes."""
+    """Loaded machine code. Unloaded when the last reference to it, or to an address in it, goes."""
 
     def __init__(self, image: bytes, entries: Iterable[str], target: Target) -> None:
         llvm = _llvm()
         builder = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
-        names = tuple(entries)
-        for name in names:
-            builder.export_symbol(float_state.guarded(name))
+        for entry in entries:
+            builder.export_symbol(float_state.guarded(entry))
         with lock:
             # An engine for each kernel costs 0.4 ms and gives back every byte; kernels that share one leave 10 KB.
             self._engine = llvm.create_lljit_compiler(_machine(target), use_jit_link=target.triple.endswith("gnu"))
@@ -40,10 +45,12 @@ class Kernel:
             except RuntimeError as error:
                 self._engine.close()
                 raise CompileError(f"loading a kernel failed: {error}") from error
-        self.addresses: dict[str, int] = {name: self._code[float_state.guarded(name)] for name in names}
 
-    def __getitem__(self, entry: str) -> int:
-        return self.addresses[entry]
+    def __getitem__(self, entry: str) -> Address:
+        """The address of the exported function ``entry``."""
+        address = Address(self._code[float_state.guarded(entry)])
+        address.kernel = self
+        return address
 
     def __del__(self) -> None:
         if code := getattr(self, "_code", None):

@@ -56,15 +56,17 @@ def run(kernel: int, context: int, threads: int) -> None:
     the caller's memory is never in use when this returns or raises.
     """
     if threads == 1:
-        _function(kernel)(context)
+        _function(int(kernel))(context)
     elif parallel := openmp.parallel():
         parallel(kernel, context, threads, 0)
     else:
-        _run_on_helpers(_function(kernel), context, threads - 1)
+        _run_on_helpers(_function(int(kernel)), context, threads - 1)
 
 
 @lru_cache(maxsize=1024)
 def _function(address: int) -> Any:
+    # By plain number: an Address as key would keep its kernel loaded. A number says where, not what, so a callable
+    # stays right when another kernel comes to lie at the same place.
     return _PROTOTYPE(address)
 
 
