@@ -58,11 +58,17 @@ class Builder:
 
     @classmethod
     def define(
-        cls, module: ir.Module, name: str, arguments: Sequence[ir.Type], like: "Builder | tuple[Target, DType]",
-        *, export: bool = False,
+        cls,
+        module: ir.Module,
+        name: str,
+        arguments: Sequence[ir.Type],
+        like: "Builder | tuple[Target, DType]",
+        *,
+        returns: ir.Type | None = None,
+        export: bool = False,
     ) -> "Builder":
-        """A builder on a new function of ``module`` that returns nothing; private to the module unless exported."""
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), list(arguments)), name)
+        """A builder on a new function of ``module``; private to the module unless exported."""
+        function = ir.Function(module, ir.FunctionType(returns or ir.VoidType(), list(arguments)), name)
         if not export:
             function.linkage = "internal"
             # One copy of each tile routine: inlining every use multiplied compile time and gained nothing.

@@ -1,0 +1,265 @@
+"""The forward kernel: queries in the lanes, keys and values in their natural layout.
+
+    task: the panels of a few dozen queries of one head
+      for each chunk of keys that some of them may see
+        for each block of the chunk that some of them may see
+          for each panel: scores -> score function and mask -> softmax -> values
+        merge the chunk's sums into the panels'
+      divide by the sums, write output and log-sum-exp
+
+A panel holds its queries transposed and scaled, its weights and its outputs in L1 while keys and values stream past.
+Nothing a row does depends on other rows: see docs/design.md, "Bits".
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import I64, POINTER, Builder
+from rootdk.codegen.forward_panel import AttendKernel, PanelRoutines, padded_width
+from rootdk.codegen.frame import Frame
+from rootdk.codegen.lower_bounds import classify
+from rootdk.codegen.panels import Rows, copy_row
+from rootdk.codegen.tile_scores import Mods
+from rootdk.dtypes import DType
+from rootdk.machine import Target
+from rootdk.mods.expr import Graph
+from rootdk.plan.schedule import Schedule
+
+__all__ = ["ENTRY", "ForwardSpec", "forward_module"]
+
+ENTRY = "forward"
+NONE, SOME, ALL = range(3)
+"""What a mask shows of a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSpec:
+    """All that shapes the code of a forward kernel: its key, together with the target."""
+
+    dtype: DType
+    graph: Graph
+    proven: frozenset[int]
+    schedule: Schedule
+
+
+def forward_module(spec: ForwardSpec, target: Target) -> ir.Module:
+    """The module that exports ``void forward(frame)``: one worker, which takes tasks until none is left."""
+    module = ir.Module("rootdk_forward")
+    module.triple = target.triple
+    b = Builder.define(module, ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
+    task = _Task(b, spec).function
+    frame = Frame(b, b.function.args[0])
+
+    worker = b.ir.atomic_rmw("add", frame.place("next_worker"), b.index(1), "monotonic")
+    scratch = b.at(frame.address("scratch"), b.mul(worker, frame.word("scratch_bytes")))
+    ask, work, done = (b.function.append_basic_block(name) for name in ("ask", "work", "none_left"))
+    b.ir.branch(ask)
+    b.ir.position_at_end(ask)
+    number = b.ir.atomic_rmw("add", frame.place("next_task"), b.index(1), "monotonic")
+    b.ir.cbranch(b.less(number, frame.word("tasks")), work, done)
+    b.ir.position_at_end(work)
+    b.ir.call(task, [frame.pointer, scratch, number])
+    b.ir.branch(ask)
+    b.ir.position_at_end(done)
+    b.finish()
+    return module
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """A rectangle of the score matrix, first and last row and key inclusive."""
+
+    first_query: ir.Value
+    last_query: ir.Value
+    first_key: ir.Value
+    last_key: ir.Value
+
+
+class _Task:
+    """One task's function: (frame, scratch, number)."""
+
+    def __init__(self, entry: Builder, spec: ForwardSpec) -> None:
+        self.spec, self.schedule = spec, spec.schedule
+        self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
+        self.routines = PanelRoutines(entry, spec.dtype, self.mods, self.schedule.value_rows)
+        self.attend = [
+            AttendKernel(entry, self.mods, vectors, shape, self.schedule.value_rows)
+            for vectors, shape in enumerate(self.schedule.tiles, start=1)
+        ]
+        self.look = None if spec.graph.mask is None else _visibility(entry, spec.graph)
+        self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
+        frame_pointer, self.scratch, number = b.function.args
+        self.frame = Frame(b, frame_pointer)
+        self._place(number)
+        self._memory()
+        self.function = self._body()
+
+    def _place(self, number: ir.Value) -> None:
+        """Which head and which panels. Panels go from the last to the first: under a causal mask the last have the
+        most to do, and a long task at the end would leave other workers idle."""
+        b, frame = self.b, self.frame
+        per_head, heads = frame.word("tasks_per_head"), frame.word("heads")
+        head_number = b.ir.sdiv(number, per_head)
+        group = b.sub(b.sub(per_head, 1), b.ir.srem(number, per_head))
+        self.batch, self.head = b.ir.sdiv(head_number, heads), b.ir.srem(head_number, heads)
+        self.kv_head = b.ir.sdiv(self.head, frame.word("heads_per_kv"))
+        self.first_panel = b.index(b.mul(group, frame.word("panels_per_task")))
+        self.end_panel = b.lower_of(b.add(self.first_panel, frame.word("panels_per_task")), frame.word("panels"))
+
+    def _memory(self) -> None:
+        """Scratch memory: the scores of a block, a packed block of keys, one of values, then the panels."""
+        b, frame, schedule = self.b, self.frame, self.schedule
+        self.key_pack_stride = b.add(b.mul(frame.word("d_k"), b.size), 64)
+        self.width = padded_width(b, frame, schedule.value_rows)
+        self.value_pack_stride = b.add(b.mul(self.width, b.size), 64)
+        scores = (schedule.block + schedule.score_rows) * schedule.vectors * b.lanes * b.size
+        self.key_pack = b.at(self.scratch, scores)
+        self.value_pack = b.at(self.key_pack, b.mul(self.key_pack_stride, schedule.block))
+        panels = b.at(self.value_pack, b.mul(self.value_pack_stride, schedule.block))
+        aligned = b.ir.and_(b.ir.add(b.ir.ptrtoint(panels, I64), b.index(63)), b.index(-64))
+        self.panels = b.ir.inttoptr(aligned, POINTER)
+
+    def _body(self) -> ir.Function:
+        b, frame, schedule = self.b, self.frame, self.schedule
+        kv_len = frame.word("kv_len")
+        first, end = self._row(self.first_panel), b.lower_of(self._row(self.end_panel), frame.word("q_len"))
+        queries = frame.head_address("query", self.batch, self.head)
+        keys = self._rows("key", "d_k")
+        values = self._rows("value", "d_v")
+        with self._each_panel() as panel:
+            self._call(self.routines.start, panel, queries, panel.first)
+        with b.loop(0, kv_len, schedule.chunk) as chunk:
+            chunk_end = b.lower_of(b.add(chunk, schedule.chunk), kv_len)
+            with self._unless_hidden(_Tiles(first, b.sub(end, 1), chunk, b.sub(chunk_end, 1))):
+                with self._each_panel() as panel:
+                    self._call(self.routines.clear_chunk, panel)
+                with b.loop(chunk, chunk_end, schedule.block) as block:
+                    block_end = b.lower_of(b.add(block, schedule.block), chunk_end)
+                    with self._unless_hidden(_Tiles(first, b.sub(end, 1), block, b.sub(block_end, 1))):
+                        self._attend_block(keys, values, block, block_end)
+                with self._each_panel() as panel:
+                    self._call(self.routines.merge, panel)
+        output = frame.head_address("output", self.batch, self.head)
+        lse = frame.head_address("lse", self.batch, self.head)
+        with self._each_panel() as panel:
+            self._call(self.routines.finish, panel, output, lse, panel.first, self.head)
+        return b.finish()
+
+    def _attend_block(self, keys: Rows, values: Rows, block: ir.Value, block_end: ir.Value) -> None:
+        """Every panel of the task on one block of keys."""
+        b, count = self.b, self.b.sub(block_end, block)
+        key, key_stride = self._block_rows("pack_key", keys, block, count, self.key_pack, self.key_pack_stride)
+        value, value_stride = self._block_rows(
+            "pack_value", values, block, count, self.value_pack, self.value_pack_stride
+        )
+        with self._each_panel() as panel:
+            last = b.lower_of(self._row(b.index(b.add(panel.number, 1))), self.frame.word("q_len"))
+            visible = self._visibility(_Tiles(panel.first, b.sub(last, 1), block, b.sub(block_end, 1)))
+            with b.when(b.ir.icmp_signed("!=", visible, b.index(NONE))):
+                masked = b.ir.icmp_signed("==", visible, b.index(SOME))
+                self._attend_by_width(
+                    panel, self.scratch, key, key_stride, value, value_stride, count, panel.first, block, self.batch,
+                    self.head, masked,
+                )  # fmt: skip
+
+    # Panels ------------------------------------------------------------------------------------------------------
+
+    def _row(self, panel: ir.Value) -> ir.Value:
+        """The first query of a panel."""
+        b, frame = self.b, self.frame
+        narrow = b.mul(panel, frame.word("panel_vectors"))
+        vectors = b.add(narrow, b.lower_of(panel, frame.word("wide_panels")))
+        return b.index(b.mul(vectors, b.lanes))
+
+    @contextmanager
+    def _each_panel(self) -> Iterator["_Panel"]:
+        """Loops over the task's panels."""
+        b, frame = self.b, self.frame
+        with b.loop(self.first_panel, self.end_panel) as number:
+            memory = b.at(self.panels, b.mul(b.sub(number, self.first_panel), frame.word("panel_bytes")))
+            wide = b.ir.zext(b.less(number, frame.word("wide_panels")), I64)
+            yield _Panel(number, self._row(number), b.index(b.add(frame.word("panel_vectors"), wide)), memory)
+
+    def _call(self, routine: ir.Function, panel: "_Panel", *arguments: ir.Value) -> None:
+        self.b.ir.call(routine, [self.frame.pointer, panel.memory, panel.vectors, *arguments])
+
+    def _attend_by_width(self, panel: "_Panel", *arguments: ir.Value) -> None:
+        """The hot loops of the panel's width."""
+        b = self.b
+        after = b.function.append_basic_block("after")
+        switch = b.ir.switch(panel.vectors, after)
+        for kernel in self.attend:
+            block = b.function.append_basic_block(f"width_{kernel.vectors}")
+            switch.add_case(b.index(kernel.vectors), block)
+            b.ir.position_at_end(block)
+            b.ir.call(kernel.function, [self.frame.pointer, panel.memory, *arguments])
+            b.ir.branch(after)
+        b.ir.position_at_end(after)
+
+    # Keys and values -----------------------------------------------------------------------------------------------
+
+    def _rows(self, operand: str, width: str) -> Rows:
+        frame = self.frame
+        return Rows(
+            self.spec.dtype, frame.head_address(operand, self.batch, self.kv_head), frame.word(f"{operand}_row"),
+            frame.word(f"{operand}_element"), frame.word("kv_len"), frame.word(width),
+        )  # fmt: skip
+
+    def _block_rows(
+        self, packed: str, rows: Rows, block: ir.Value, count: ir.Value, memory: ir.Value, memory_stride: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """Where a block's rows are and their stride: in place, or copied to ``memory`` as accumulators."""
+        b = self.b
+        where = b.slot(b.at(rows.pointer, b.mul(block, rows.row_stride)))
+        stride = b.slot(rows.row_stride)
+        with b.when(b.ir.icmp_signed("!=", self.frame.word(packed), b.index(0))):
+            with b.loop(0, count) as j:
+                target = b.at(memory, b.mul(j, memory_stride))
+                copy_row(b, rows, b.ir.add(block, j), target)
+                # columns past d_v that a tile computes and nobody reads: finite, or they would look like poison
+                with b.loop(rows.width, b.add(rows.width, self.schedule.value_rows)) as column:
+                    b.store(b.scalar(0.0), target, b.mul(column, b.size))
+            where.value, stride.value = memory, memory_stride
+        return where.value, stride.value
+
+    # Masks -----------------------------------------------------------------------------------------------------------
+
+    def _visibility(self, tiles: _Tiles) -> ir.Value:
+        """NONE, SOME or ALL of the tile, as far as interval analysis can prove."""
+        if self.look is None:
+            return self.b.index(ALL)
+        arguments = [tiles.first_query, tiles.last_query, tiles.first_key, tiles.last_key]
+        return self.b.ir.call(self.look, [self.frame.pointer, self.batch, self.head, *arguments])
+
+    @contextmanager
+    def _unless_hidden(self, tiles: _Tiles) -> Iterator[None]:
+        if self.look is None:
+            yield
+            return
+        with self.b.when(self.b.ir.icmp_signed("!=", self._visibility(tiles), self.b.index(NONE))):
+            yield
+
+
+@dataclass(frozen=True)
+class _Panel:
+    number: ir.Value
+    first: ir.Value
+    vectors: ir.Value
+    memory: ir.Value
+
+
+def _visibility(entry: Builder, graph: Graph) -> ir.Function:
+    """(frame, batch, head, first query, last query, first key, last key) -> NONE, SOME or ALL."""
+    b = Builder.define(entry.function.module, "visibility", [POINTER, *[I64] * 6], entry, returns=I64)
+    pointer, batch, head, first_query, last_query, first_key, last_key = b.function.args
+    frame = Frame(b, pointer)
+    intervals = {
+        "b": (batch, batch), "h": (head, head), "q": (first_query, last_query), "kv": (first_key, last_key),
+    }  # fmt: skip
+    some_hidden, some_shown = classify(b, graph, intervals, frame.address("constants"), frame.address("tables"))
+    partly = b.ir.select(some_hidden, b.index(SOME), b.index(ALL))
+    b.ir.ret(b.ir.select(some_shown, partly, b.index(NONE)))
+    return b.function

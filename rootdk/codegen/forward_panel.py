@@ -1,0 +1,299 @@
+"""What the forward kernel does to one panel of queries."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
+from rootdk.codegen.frame import Frame
+from rootdk.codegen.online_softmax import LOG2_E, LaneStats, Softmax, is_hidden_weight
+from rootdk.codegen.panels import Rows, pack, unpack
+from rootdk.codegen.tile_matmul import tile_matmul
+from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
+from rootdk.codegen.vector_math import log2
+from rootdk.dtypes import DType
+from rootdk.plan.schedule import TileShape
+
+__all__ = ["AttendKernel", "PanelRoutines", "padded_width"]
+
+LN_2 = 0.6931471805599453
+
+
+def padded_width(b: Builder, frame: Frame, rows: int) -> ir.Value:
+    """d_v rounded up to whole tiles of ``rows`` columns."""
+    return b.index(b.round_down(b.add(frame.word("d_v"), rows - 1), rows))
+
+
+@dataclass(frozen=True)
+class PanelMemory:
+    """One panel's scratch memory: its queries, and two sets of running sums, the chunk's and the total."""
+
+    b: Builder
+    pointer: ir.Value
+    vectors: Scalar
+    """Lane vectors side by side: known where code is emitted per width, a run-time value elsewhere."""
+    d_k: ir.Value
+    width: ir.Value
+    """Padded d_v."""
+
+    CHUNK: ClassVar = 0
+    TOTAL: ClassVar = 1
+
+    @property
+    def stride(self) -> Scalar:
+        return self.b.mul(self.vectors, self.b.lanes * self.b.size)
+
+    def offset(self, row: Scalar, n: Scalar) -> Scalar:
+        return self.b.add(self.b.mul(row, self.stride), self.b.mul(n, self.b.lanes * self.b.size))
+
+    @property
+    def queries(self) -> ir.Value:
+        return self.pointer
+
+    def output(self, which: int) -> ir.Value:
+        """[width, lanes] unnormalised outputs of the chunk or the total."""
+        return self.b.at(self.pointer, self.b.mul(self.b.add(self.d_k, self.b.mul(self.width, which)), self.stride))
+
+    def stats(self, which: int, n: Scalar) -> LaneStats:
+        rows = self.b.add(self.b.add(self.d_k, self.b.mul(self.width, 2)), 2 * which)
+        start = self.b.at(self.pointer, self.b.mul(rows, self.stride))
+        return LaneStats(self.b, self.b.at(start, self.b.mul(n, 2 * self.b.lanes * self.b.size)))
+
+    @contextmanager
+    def columns(self, n: ir.Value) -> Iterator[ir.Value]:
+        """Loops over one lane vector of the output's rows; yields the offset in either set of sums."""
+        with self.b.loop(0, self.width) as c:
+            yield self.b.index(self.offset(c, n))
+
+    def clear(self, which: int) -> None:
+        """Nothing seen yet."""
+        b, output = self.b, self.output(which)
+        with b.loop(0, self.vectors) as n:
+            with self.columns(n) as offset:
+                b.store_lanes(b.splat(0.0), output, offset)
+            self.stats(which, n).store(b.splat(float("-inf")), b.splat(0.0))
+
+
+class PanelRoutines:
+    """What happens to a panel outside the hot loops: functions of (frame, panel, vectors, ...) that serve every width."""
+
+    def __init__(self, entry: Builder, dtype: DType, mods: Mods, value_rows: int) -> None:
+        self.entry, self.dtype, self.value_rows = entry, dtype, value_rows
+        # Without a score function the factor log2 e of exp(x) = exp2(x log2 e) rides on the queries' scale.
+        self.log2_scores = mods.graph.score is None
+        self.start = self._start()
+        self.clear_chunk = self._clear_chunk()
+        self.merge = self._merge()
+        self.finish = self._finish()
+
+    def _define(self, name: str, *extra: ir.Type) -> tuple[Builder, Frame, PanelMemory, Sequence[ir.Value]]:
+        b = Builder.define(self.entry.function.module, name, [POINTER, POINTER, I64, *extra], self.entry)
+        frame_pointer, panel_pointer, vectors, *rest = b.function.args
+        frame = Frame(b, frame_pointer)
+        width = padded_width(b, frame, self.value_rows)
+        return b, frame, PanelMemory(b, panel_pointer, vectors, frame.word("d_k"), width), rest
+
+    def _start(self) -> ir.Function:
+        """(..., queries, first): pack and scale the queries, forget everything else."""
+        b, frame, panel, (queries, first) = self._define("start", POINTER, I64)
+        rows = Rows(
+            self.dtype, queries, frame.word("query_row"), frame.word("query_element"), frame.word("q_len"), panel.d_k
+        )
+        scale = b.load(ir.DoubleType(), frame.place("scale"), align=8)
+        if self.log2_scores:
+            scale = b.ir.fmul(scale, ir.Constant(ir.DoubleType(), LOG2_E))
+        scale = scale if b.real == scale.type else b.ir.fptrunc(scale, b.real)
+        splatted = b.splat(scale)
+
+        def scaled(value: ir.Value) -> ir.Value:
+            return b.ir.fmul(value, splatted if value.type == b.vector else scale)
+
+        with b.loop(0, panel.vectors) as n:
+            row = b.index(b.add(first, b.mul(n, b.lanes)))
+            pack(b, rows, row, b.at(panel.queries, panel.offset(0, n)), panel.stride, scaled)
+        panel.clear(PanelMemory.TOTAL)
+        return b.finish()
+
+    def _clear_chunk(self) -> ir.Function:
+        b, _, panel, _ = self._define("clear_chunk")
+        panel.clear(PanelMemory.CHUNK)
+        return b.finish()
+
+    def _merge(self) -> ir.Function:
+        """Add the chunk's sums to the total. Into a total that has seen nothing this is an exact copy, and from a chunk
+        that has seen nothing exactly no change."""
+        b, _, panel, _ = self._define("merge")
+        softmax = Softmax(b, self.log2_scores)
+        sums, additions = panel.output(PanelMemory.TOTAL), panel.output(PanelMemory.CHUNK)
+        with b.loop(0, panel.vectors) as n:
+            total, chunk = panel.stats(PanelMemory.TOTAL, n), panel.stats(PanelMemory.CHUNK, n)
+            maximum = b.maximum(total.maximum, chunk.maximum)
+            shift = softmax.shift(maximum)
+            old = softmax.exponential(b.ir.fsub(total.maximum, shift))
+            new = softmax.exponential(b.ir.fsub(chunk.maximum, shift))
+            total.store(maximum, b.fma(total.sum, old, b.ir.fmul(chunk.sum, new)))
+            with panel.columns(n) as offset:
+                added = b.ir.fmul(b.load_lanes(additions, offset), new)
+                b.store_lanes(b.fma(b.load_lanes(sums, offset), old, added), sums, offset)
+        return b.finish()
+
+    def _finish(self) -> ir.Function:
+        """(..., output, lse, first, head): divide by the sum, the head's sink included, and write the rows."""
+        b, frame, panel, (output, lse, first, head) = self._define("finish", POINTER, POINTER, I64, I64)
+        softmax, sink = Softmax(b, self.log2_scores), self._sink(b, frame, head)
+        rows = Rows(
+            self.dtype, output, frame.word("output_row"), frame.word("output_element"), frame.word("q_len"),
+            frame.word("d_v"),
+        )  # fmt: skip
+        with b.loop(0, panel.vectors) as n:
+            stat, row = panel.stats(PanelMemory.TOTAL, n), b.index(b.add(first, b.mul(n, b.lanes)))
+            shift = softmax.shift(b.maximum(stat.maximum, sink))
+            rescale = softmax.exponential(b.ir.fsub(stat.maximum, shift))
+            total = b.fma(stat.sum, rescale, softmax.exponential(b.ir.fsub(sink, shift)))
+            empty = b.ir.fcmp_ordered("==", total, b.splat(0.0))
+            factor = b.ir.select(empty, b.splat(0.0), b.ir.fdiv(rescale, total))
+            self._store_lse(b, frame, lse, row, shift, log2(b, total))
+            column = b.at(panel.output(PanelMemory.TOTAL), panel.offset(0, n))
+            unpack(b, column, panel.stride, rows, row, lambda vector, factor=factor: b.ir.fmul(vector, factor))
+        return b.finish()
+
+    def _sink(self, b: Builder, frame: Frame, head: ir.Value) -> ir.Value:
+        """The head's sink logit in the unit of the scores; -inf, which adds nothing, where there are none."""
+        sink, sinks = b.slot(b.scalar(float("-inf"))), frame.address("sinks")
+        with b.when(b.ir.icmp_unsigned("!=", sinks, ir.Constant(POINTER, None))):
+            logit = b.load(b.real, sinks, b.mul(head, b.size))
+            sink.value = b.ir.fmul(logit, b.scalar(LOG2_E)) if self.log2_scores else logit
+        return b.splat(sink.value)
+
+    def _store_lse(
+        self, b: Builder, frame: Frame, lse: ir.Value, first: ir.Value, shift: ir.Value, log2_sum: ir.Value
+    ) -> None:
+        """Natural logarithm of the sum of exponentials, one per row; nowhere if nobody asked."""
+        ln_2 = b.splat(LN_2)
+        natural = b.ir.fmul(shift, ln_2) if self.log2_scores else shift
+        value = b.fma(log2_sum, ln_2, natural)
+        with b.when(b.ir.icmp_unsigned("!=", frame.word("lse"), b.index(0))):
+            rows = Rows(self.dtype, lse, frame.word("lse_row"), b.index(0), frame.word("q_len"), b.index(1))
+            for x, pointer in enumerate(rows.lane_pointers(b, first, b.lanes)):
+                b.store(b.ir.extract_element(value, ir.Constant(ir.IntType(32), x)), pointer)
+
+
+class AttendKernel:
+    """The hot loops for panels ``vectors`` wide: one panel against one block of keys."""
+
+    def __init__(self, entry: Builder, mods: Mods, vectors: int, shape: TileShape, value_rows: int) -> None:
+        self.entry, self.mods, self.vectors, self.shape, self.value_rows = entry, mods, vectors, shape, value_rows
+        self.function = self._attend()
+
+    def _attend(self) -> ir.Function:
+        """(frame, panel, scores, keys, key stride, values, value stride, count, first query, first key, batch, head,
+        masked): one block of keys."""
+        types = [POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64, I64, I64, I64, I1]
+        b = Builder.define(self.entry.function.module, f"attend_{self.vectors}", types, self.entry)
+        frame_pointer, panel_pointer, scores, keys, key_stride, values, value_stride, *rest = b.function.args
+        count, first, first_key, batch, head, masked = rest
+        frame = Frame(b, frame_pointer)
+        width = padded_width(b, frame, self.value_rows)
+        panel = PanelMemory(b, panel_pointer, self.vectors, frame.word("d_k"), width)
+        tile = ScoreTile(b, scores, self.vectors, self.shape.score_rows)
+        raw_scores(tile, keys, key_stride, count, panel.queries, panel.d_k)
+        leaves = {"b": batch, "h": head, "kv": first_key}
+
+        def modify(masked: bool) -> None:
+            if masked or self.mods.graph.score is not None:
+                self._modify(frame, tile, count, first, leaves, masked=masked)
+
+        if self.mods.graph.mask is None:
+            modify(False)
+        else:
+            b.choose(masked, lambda: modify(True), lambda: modify(False))
+        softmax = Softmax(b, log2_scores=self.mods.graph.score is None)
+        stats = [panel.stats(PanelMemory.CHUNK, n) for n in range(self.vectors)]
+        factors = softmax.block(scores, count, self.vectors, stats, hides=self.mods.may_hide)
+        self._add_values(tile, panel, values, value_stride, count, factors)
+        return b.finish()
+
+    def _modify(
+        self,
+        frame: Frame,
+        tile: ScoreTile,
+        count: ir.Value,
+        first: ir.Value,
+        leaves: dict[str, ir.Value],
+        *,
+        masked: bool,
+    ) -> None:
+        """Score function and mask over the stored scores."""
+        b, kind = tile.b, self.mods.index_type
+
+        def narrow(index: ir.Value) -> ir.Value:
+            return b.ir.trunc(index, kind) if kind != I64 else index
+
+        queries = [
+            lane_indices(b, b.index(b.add(first, n * b.lanes)), frame.word("q_len"), kind) for n in range(self.vectors)
+        ]
+        fixed = {name: narrow(leaves[name]) for name in ("b", "h")}
+        environment = self.mods.environment(frame, fixed)
+        with b.loop(0, count) as j:
+            key = narrow(b.ir.add(leaves["kv"], j))
+            for n, query in enumerate(queries):
+                score = b.load_lanes(tile.pointer, tile.offset(j, n))
+                here = environment.at(score=score, q=query, kv=key)
+                b.store_lanes(self.mods.modify(b, score, here, masked=masked), tile.pointer, tile.offset(j, n))
+
+    def _add_values(
+        self,
+        tile: ScoreTile,
+        panel: PanelMemory,
+        values: ir.Value,
+        value_stride: ir.Value,
+        count: ir.Value,
+        factors: Sequence[ir.Value],
+    ) -> None:
+        """output = factor * output + V^T weights, a few columns of V at a time."""
+        b, columns, output = tile.b, self.shape.value_rows, panel.output(PanelMemory.CHUNK)
+        shape = (columns, self.vectors)
+
+        def lanes(r: Scalar) -> list[ir.Value]:
+            return [b.load_lanes(tile.pointer, tile.offset(r, n)) for n in range(self.vectors)]
+
+        with b.loop(0, panel.width, columns) as c:
+            start = b.at(values, b.mul(c, b.size))
+
+            def elements(r: Scalar, start: ir.Value = start) -> Iterator[ir.Value]:
+                row = b.at(start, b.mul(r, value_stride))
+                return (b.splat(b.load(b.real, row, m * b.size)) for m in range(columns))
+
+            sums = tile_matmul(b, count, elements, lanes, shape)
+            if self.mods.may_hide:
+                sums = self._without_poison(b, sums, lambda: tile_matmul(
+                    b, count, elements, lanes, shape, hidden=lambda w: [is_hidden_weight(b, weight) for weight in w]
+                ))  # fmt: skip
+            for m, row in enumerate(sums):
+                for n, (total, factor) in enumerate(zip(row, factors, strict=True)):
+                    offset = panel.offset(b.add(c, m), n)
+                    b.store_lanes(b.fma(b.load_lanes(output, offset), factor, total), output, offset)
+
+    @staticmethod
+    def _without_poison(
+        b: Builder, sums: list[list[ir.Value]], again: Callable[[], list[list[ir.Value]]]
+    ) -> list[list[ir.Value]]:
+        """``sums``, unless some are not finite: then ``again()``, which leaves hidden values out.
+
+        0 times a hidden NaN or infinity is NaN, so a leak always shows here; looking costs one FMA per sum, where
+        selecting in the loop would cost one per product.
+        """
+        slots = [[b.slot(total) for total in row] for row in sums]
+        zero = b.splat(0.0)
+        leak = zero
+        for row in sums:
+            for total in row:
+                leak = b.fma(total, zero, leak)
+        with b.when(b.any(b.ir.fcmp_unordered("uno", leak, leak)), likely=False):
+            for row, new in zip(slots, again(), strict=True):
+                for slot, total in zip(row, new, strict=True):
+                    slot.value = total
+        return [[slot.value for slot in row] for row in slots]

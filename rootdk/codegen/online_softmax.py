@@ -1,0 +1,93 @@
+"""The running softmax of one panel: a maximum, a sum and a weighted sum of values per lane, merged block by block.
+
+With m the maximum so far, l the sum of exp(s - m) and O the sum of exp(s - m) v, a block of new scores gives
+
+    m' = max(m, max s)      a = exp(m - m')      l' = a l + sum exp(s - m')      O' = a O + sum exp(s - m') v
+
+(Milakov and Gimelshein 2018; Rabe and Staats 2021). Everything is vertical: lanes are rows, nothing crosses lanes, so a
+row never learns what stands beside it. The maximum is always that of scores already seen, hence every exponent is <= 0.
+A lane that has seen nothing holds m = -inf; shifting by 0 instead keeps -inf - -inf out of the arithmetic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import Builder, Slot
+from rootdk.codegen.vector_math import exp2_nonpositive
+
+__all__ = ["HIDDEN_WEIGHT", "LOG2_E", "LaneStats", "Softmax", "is_hidden_weight"]
+
+LOG2_E = 1.4426950408889634
+HIDDEN_WEIGHT = -0.0
+"""The weight stored for a hidden pair. It adds nothing, and its sign tells it from a weight that underflowed."""
+
+
+def is_hidden_weight(b: Builder, weight: ir.Value) -> ir.Value:
+    bits = ir.VectorType(b.bits, b.lanes)
+    sign = 1 << (8 * b.size - 1)
+    return b.ir.icmp_signed("==", b.ir.bitcast(weight, bits), ir.Constant(bits, [sign] * b.lanes))
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The softmax of scores in one unit: natural, or already multiplied by log2 e."""
+
+    b: Builder
+    log2_scores: bool
+
+    def exponential(self, difference: ir.Value) -> ir.Value:
+        """exp of a difference of scores that is <= 0."""
+        if not self.log2_scores:
+            # Not folded into one fma with the shift: s = m must give exactly 0, also for scores of 1e30.
+            difference = self.b.ir.fmul(difference, self.b.splat(LOG2_E))
+        return exp2_nonpositive(self.b, difference)
+
+    def shift(self, maximum: ir.Value) -> ir.Value:
+        empty = self.b.ir.fcmp_ordered("==", maximum, self.b.splat(float("-inf")))
+        return self.b.ir.select(empty, self.b.splat(0.0), maximum)
+
+    def block(
+        self, scores: ir.Value, rows: ir.Value, vectors: int, stats: "Sequence[LaneStats]", *, hides: bool
+    ) -> list[ir.Value]:
+        """Turn a block of scores into weights in place; update the statistics; return each vector's rescale factor.
+
+        ``scores`` [rows, vectors * lanes]. ``hides``: scores of -inf are hidden pairs, and marked as such.
+        """
+        b = self.b
+        stride = vectors * b.lanes * b.size
+        maxima = [b.slot(stat.maximum) for stat in stats]
+        with b.loop(0, rows) as j:
+            for n, best in enumerate(maxima):
+                score = b.load_lanes(scores, b.add(b.mul(j, stride), n * b.lanes * b.size))
+                best.value = b.maximum(score, best.value)
+        shifts = [self.shift(best.value) for best in maxima]
+        sums: list[Slot] = [b.slot(b.splat(0.0)) for _ in stats]
+        with b.loop(0, rows) as j:
+            for n, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
+                offset = b.add(b.mul(j, stride), n * b.lanes * b.size)
+                score = b.load_lanes(scores, offset)
+                weight = self.exponential(b.ir.fsub(score, shift))
+                if hides:
+                    hidden = b.ir.fcmp_ordered("==", score, b.splat(float("-inf")))
+                    weight = b.ir.select(hidden, b.splat(HIDDEN_WEIGHT), weight)
+                b.store_lanes(weight, scores, offset)
+                total.value = b.ir.fadd(total.value, weight)
+        factors = [self.exponential(b.ir.fsub(stat.maximum, shift)) for stat, shift in zip(stats, shifts, strict=True)]
+        for stat, best, total, factor in zip(stats, maxima, sums, factors, strict=True):
+            stat.store(best.value, b.fma(stat.sum, factor, total.value))
+        return factors
+
+
+class LaneStats:
+    """The maximum and sum of one lane vector, in memory."""
+
+    def __init__(self, b: Builder, pointer: ir.Value) -> None:
+        self._b, self._pointer = b, pointer
+        self.maximum = b.load_lanes(pointer)
+        self.sum = b.load_lanes(pointer, b.lanes * b.size)
+
+    def store(self, maximum: ir.Value, total: ir.Value) -> None:
+        self._b.store_lanes(maximum, self._pointer)
+        self._b.store_lanes(total, self._pointer, self._b.lanes * self._b.size)

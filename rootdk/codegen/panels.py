@@ -1,0 +1,114 @@
+"""Rows in memory to lanes and back: a panel holds its queries side by side, one query a lane.
+
+    packed[r, lane] = row(lane)[r]        r-major, ``lanes * vectors`` wide, contiguous
+
+Rows past the end are the last row again: their lanes compute the same values and store them to the same place, so no
+lane is ever masked and nothing outside the array is touched.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import Builder, Scalar
+from rootdk.codegen.elements import load_elements, store_elements
+from rootdk.dtypes import DType
+
+__all__ = ["Rows", "copy_row", "pack", "transpose", "unpack"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix in memory: ``count`` rows of ``width`` elements, strides in bytes."""
+
+    dtype: DType
+    pointer: ir.Value
+    row_stride: ir.Value
+    stride: ir.Value
+    count: ir.Value
+    width: ir.Value
+
+    def lane_pointers(self, b: Builder, first: ir.Value, lanes: int) -> list[ir.Value]:
+        """Where the rows first, first + 1, ... start; past the last row, the last row."""
+        last = b.sub(self.count, 1)
+        return [
+            b.at(self.pointer, b.mul(b.lower_of(b.add(first, lane), last), self.row_stride)) for lane in range(lanes)
+        ]
+
+    def whole(self, b: Builder, step: int) -> ir.Value:
+        """How many leading columns can be read ``step`` at a time: none where elements are not adjacent."""
+        adjacent = b.ir.icmp_signed("==", self.stride, b.index(self.dtype.size))
+        return b.ir.select(adjacent, b.index(b.round_down(self.width, step)), b.index(0))
+
+
+def transpose(b: Builder, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Columns of a square of lanes, by log2(lanes) rounds of two-input shuffles, the widest exchange first."""
+    rows, count = list(rows), len(rows)
+    index = ir.VectorType(ir.IntType(32), count)
+    distance = count // 2
+    while distance:
+        for i in range(count):
+            if i & distance:
+                continue
+            low = [lane if not lane & distance else count + lane - distance for lane in range(count)]
+            high = [lane + distance if not lane & distance else count + lane for lane in range(count)]
+            pair = rows[i], rows[i + distance]
+            rows[i], rows[i + distance] = (
+                b.ir.shuffle_vector(*pair, ir.Constant(index, pattern)) for pattern in (low, high)
+            )
+        distance //= 2
+    return rows
+
+
+def pack(
+    b: Builder, rows: Rows, first: ir.Value, column: ir.Value, stride: Scalar, transform: Callable[[ir.Value], ir.Value]
+) -> None:
+    """One lane vector of a panel, starting at row ``first``: packed rows lie ``stride`` bytes apart from ``column`` on.
+
+    ``transform`` is applied to every value, vector or scalar.
+    """
+    pointers = rows.lane_pointers(b, first, b.lanes)
+    whole = rows.whole(b, b.lanes)
+    with b.loop(0, whole, b.lanes) as r:
+        offset = b.mul(r, rows.dtype.size)
+        square = transpose(b, [load_elements(b, rows.dtype, p, offset, lanes=b.lanes) for p in pointers])
+        for x, vector in enumerate(square):
+            b.store_lanes(transform(vector), column, b.mul(b.add(r, x), stride))
+    with b.loop(whole, rows.width) as r:
+        for x, pointer in enumerate(pointers):
+            value = load_elements(b, rows.dtype, pointer, b.mul(r, rows.stride))
+            b.store(transform(value), column, b.add(b.mul(r, stride), x * b.size))
+
+
+def unpack(
+    b: Builder, column: ir.Value, stride: Scalar, rows: Rows, first: ir.Value, transform: Callable[[ir.Value], ir.Value]
+) -> None:
+    """The inverse of ``pack``."""
+    pointers = rows.lane_pointers(b, first, b.lanes)
+    whole = rows.whole(b, b.lanes)
+
+    def vector_at(r: Scalar) -> ir.Value:
+        return transform(b.load_lanes(column, b.mul(r, stride)))
+
+    with b.loop(0, whole, b.lanes) as r:
+        offset = b.mul(r, rows.dtype.size)
+        square = transpose(b, [vector_at(b.add(r, x)) for x in range(b.lanes)])
+        for pointer, row in zip(pointers, square, strict=True):
+            store_elements(b, rows.dtype, row, pointer, offset)
+    with b.loop(whole, rows.width) as r:
+        vector = vector_at(r)
+        for x, pointer in enumerate(pointers):
+            value = b.ir.extract_element(vector, ir.Constant(ir.IntType(32), x))
+            store_elements(b, rows.dtype, value, pointer, b.mul(r, rows.stride))
+
+
+def copy_row(b: Builder, rows: Rows, row: ir.Value, target: ir.Value) -> None:
+    """Row ``row`` as adjacent accumulators at ``target``."""
+    source = b.at(rows.pointer, b.mul(row, rows.row_stride))
+    whole = rows.whole(b, b.lanes)
+    with b.loop(0, whole, b.lanes) as r:
+        value = load_elements(b, rows.dtype, source, b.mul(r, rows.dtype.size), lanes=b.lanes)
+        b.store(value, target, b.mul(r, b.size))
+    with b.loop(whole, rows.width) as r:
+        b.store(load_elements(b, rows.dtype, source, b.mul(r, rows.stride)), target, b.mul(r, b.size))

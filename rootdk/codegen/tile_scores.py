@@ -1,0 +1,107 @@
+"""The scores of one tile: K Q^T, then the score function and the mask; what forward and backward passes share."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import I32, I64, Builder, Scalar
+from rootdk.codegen.frame import Frame
+from rootdk.codegen.lower_expr import Environment, lower
+from rootdk.codegen.tile_matmul import tile_matmul
+from rootdk.mods.expr import Graph
+
+__all__ = ["Mods", "ScoreTile", "lane_indices", "raw_scores"]
+
+
+@dataclass(frozen=True)
+class ScoreTile:
+    """Where a tile of scores goes: [rows, vectors * lanes] accumulators, in tiles of ``tile_rows`` rows."""
+
+    b: Builder
+    pointer: ir.Value
+    vectors: int
+    tile_rows: int
+
+    @property
+    def stride(self) -> int:
+        return self.vectors * self.b.lanes * self.b.size
+
+    def offset(self, row: Scalar, n: int) -> Scalar:
+        return self.b.add(self.b.mul(row, self.stride), n * self.b.lanes * self.b.size)
+
+
+def raw_scores(
+    tile: ScoreTile, rows: ir.Value, row_stride: ir.Value, count: ir.Value, packed: ir.Value, depth: ir.Value
+) -> None:
+    """tile[j, lanes] = sum over r of row(j)[r] * packed[r, lanes] for the ``count`` rows at ``rows``.
+
+    The last tile reads its missing rows from the last row there is: scratch memory has room for what they give, and
+    nobody reads it.
+    """
+    b, height = tile.b, tile.tile_rows
+    last = b.sub(count, 1)
+    with b.loop(0, count, height) as j:
+        pointers = [b.at(rows, b.mul(b.lower_of(b.add(j, m), last), row_stride)) for m in range(height)]
+
+        def elements(r: Scalar, pointers: Sequence[ir.Value] = pointers) -> Iterator[ir.Value]:
+            return (b.splat(b.load(b.real, pointer, b.mul(r, b.size))) for pointer in pointers)
+
+        def lanes(r: Scalar) -> list[ir.Value]:
+            return [b.load_lanes(packed, tile.offset(r, n)) for n in range(tile.vectors)]
+
+        for m, row in enumerate(tile_matmul(b, depth, elements, lanes, (height, tile.vectors))):
+            for n, value in enumerate(row):
+                b.store_lanes(value, tile.pointer, tile.offset(b.add(j, m), n))
+
+
+def lane_indices(b: Builder, first: ir.Value, length: ir.Value, kind: ir.IntType) -> ir.Value:
+    """first, first + 1, ... in the lanes, held at the last index: lanes past the end repeat the last row."""
+    vector = ir.VectorType(kind, b.lanes)
+
+    def every_lane(value: ir.Value) -> ir.Value:
+        return b.splat(value if kind is I64 else b.ir.trunc(value, kind))
+
+    wanted = b.ir.add(every_lane(first), b.lane_numbers(kind))
+    last = every_lane(b.index(b.sub(length, 1)))
+    assert wanted.type == vector
+    return b.ir.select(b.ir.icmp_signed("<", wanted, last), wanted, last)
+
+
+@dataclass(frozen=True)
+class Mods:
+    """The score function and mask of a problem, applied to stored scores."""
+
+    graph: Graph
+    narrow: bool
+    proven: frozenset[int]
+    """Gathers whose indices are in range wherever the problem evaluates them."""
+
+    @property
+    def index_type(self) -> ir.IntType:
+        return I32 if self.narrow else I64
+
+    @property
+    def may_hide(self) -> bool:
+        """Some score can become -inf: by the mask, or by what the score function returns."""
+        return self.graph.mask is not None or self.graph.score is not None
+
+    def environment(self, frame: Frame, leaves: Mapping[str, ir.Value]) -> Environment:
+        return Environment(
+            leaves=dict(leaves), constants=frame.address("constants"), arrays=frame.address("arrays"),
+            fault=frame.address("fault"), index_type=self.index_type, visible=None, proven=self.proven,
+        )  # fmt: skip
+
+    def modify(self, b: Builder, score: ir.Value, environment: Environment, *, masked: bool) -> ir.Value:
+        """The score of one lane vector after score function and mask; the mask comes first, so that what it hides
+        cannot fault, and its verdict is selected last, so that no score function can undo it."""
+        visible = None
+        if masked:
+            assert self.graph.mask is not None
+            (visible,) = lower(b, self.graph, [self.graph.mask], environment)
+            environment = replace(environment, visible=visible)
+        if self.graph.score is not None:
+            (score,) = lower(b, self.graph, [self.graph.score], environment)
+        if visible is None:
+            return b.splat(score)
+        return b.ir.select(b.splat(visible), b.splat(score), b.splat(float("-inf")))
