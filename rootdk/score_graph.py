@@ -46,34 +46,15 @@ def trace_mods(mods: ScoreMods, shape: tuple[int, ...]) -> TracedMods:
     """Check and trace ``mods`` for scores of ``shape`` = [*batch, heads, q_len, kv_len]."""
     if mods.mask is None and mods.bias is None and mods.score_mod is None:
         return _UNCHANGED
+    # all is checked before the first of the user's functions runs
+    steps = _score_steps(mods.score_mod)
+    _check_arrays(mods, shape)
     tracer = Tracer(*shape[-2:])
-    score, bias = _trace_score(tracer, mods, shape)
+    score, bias = _trace_score(tracer, steps, mods.bias, shape)
     mask = None if mods.mask is None else _trace_mask(tracer, mods.mask, shape)
     traced = tracer.finish(score, mask)
     slot = None if bias is None else next(slot for slot, array in enumerate(traced.arrays) if array is bias)
     return TracedMods(traced, slot)
-
-
-def _trace_score(tracer: Tracer, mods: ScoreMods, shape: tuple[int, ...]) -> tuple[Sym | None, np.ndarray | None]:
-    """The score after every score function and the bias, and the view that the graph reads the bias through."""
-    steps = _score_steps(mods.score_mod)
-    score = tracer.score
-    for number, step in enumerate(steps):
-        if isinstance(step, Score):
-            changed = step.trace(tracer, score, *tracer.indices)
-        else:
-            changed = tracer.call(step, score, *tracer.indices, what="score_mod")
-        score = changed if number == 0 else lang.where(score == -math.inf, -math.inf, changed)
-    if mods.bias is None:
-        return (score if steps else None), None
-    arguments.check_bias(mods.bias)
-    arguments.check_broadcast("bias", mods.bias.shape, shape)
-    added, view = _dense(tracer, mods.bias, "bias", shape)
-    # -inf hides even where the score is NaN or inf, which the sum would not
-    hidden = added == -math.inf
-    if steps:
-        hidden = hidden | (score == -math.inf)
-    return lang.where(hidden, -math.inf, score + added), view
 
 
 def _score_steps(score_mod: Any) -> tuple[Any, ...]:
@@ -91,21 +72,50 @@ def _score_steps(score_mod: Any) -> tuple[Any, ...]:
     return steps
 
 
-def _trace_mask(tracer: Tracer, mask: Any, shape: tuple[int, ...]) -> Sym:
-    if isinstance(mask, Mask):
-        return mask.trace(tracer, *tracer.indices)
+def _check_arrays(mods: ScoreMods, shape: tuple[int, ...]) -> None:
+    mask = mods.mask
+    if mods.bias is not None:
+        arguments.check_bias(mods.bias)
+        arguments.check_broadcast("bias", mods.bias.shape, shape)
     if isinstance(mask, np.ndarray):
         arguments.check_mask(mask)
         arguments.check_broadcast("mask", mask.shape, shape)
-        return _dense(tracer, mask, "mask", shape)[0]
-    if isinstance(mask, Score):
+    elif isinstance(mask, Score):
         raise ArgumentError("mask: expected a mask, got a score function; pass it as score_mod=")
-    if not callable(mask):
+    elif mask is not None and not isinstance(mask, Mask) and not callable(mask):
         raise ArgumentError(
             "mask: expected a boolean array (True = may attend), a mask such as rootdk.causal(), or "
             f"f(b, h, q_idx, kv_idx) -> bool, got {mask if isinstance(mask, bool) else type(mask).__name__}; "
             "None shows every pair"
         )
+
+
+def _trace_score(
+    tracer: Tracer, steps: tuple[Any, ...], bias: np.ndarray | None, shape: tuple[int, ...]
+) -> tuple[Sym | None, np.ndarray | None]:
+    """The score after every step and the bias, and the view that the graph reads the bias through."""
+    score = tracer.score
+    for number, step in enumerate(steps):
+        if isinstance(step, Score):
+            changed = step.trace(tracer, score, *tracer.indices)
+        else:
+            changed = tracer.call(step, score, *tracer.indices, what="score_mod")
+        score = changed if number == 0 else lang.where(score == -math.inf, -math.inf, changed)
+    if bias is None:
+        return (score if steps else None), None
+    added, view = _dense(tracer, bias, "bias", shape)
+    # -inf hides even where the score is NaN or inf, which the sum would not
+    hidden = added == -math.inf
+    if steps:
+        hidden = hidden | (score == -math.inf)
+    return lang.where(hidden, -math.inf, score + added), view
+
+
+def _trace_mask(tracer: Tracer, mask: Any, shape: tuple[int, ...]) -> Sym:
+    if isinstance(mask, Mask):
+        return mask.trace(tracer, *tracer.indices)
+    if isinstance(mask, np.ndarray):
+        return _dense(tracer, mask, "mask", shape)[0]
     return tracer.call(mask, *tracer.indices, what="mask")
 
 
