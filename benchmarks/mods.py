@@ -1,0 +1,6 @@
+"""How fast are masks and score functions?"""
+
+from rootdk.bench import script
+
+if __name__ == "__main__":
+    script.main("mods")

@@ -1,0 +1,1 @@
+"""Measures rootdk beside its peers: the harness behind `rootdk bench` and the scripts of benchmarks/."""

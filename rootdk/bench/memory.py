@@ -1,0 +1,69 @@
+"""Extra memory of one call, measured in a process of its own: the peak during the call over what was there before.
+
+Run as a program, ``python -m rootdk.bench.memory PEER CASE`` prints the bytes; CASE is the case's fields as JSON.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from rootdk.bench import peers
+from rootdk.bench.cases import Case, draw
+
+__all__ = ["extra_memory"]
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def extra_memory(peer: str, case: Case) -> int:
+    """Bytes that ``peer`` needs for ``case`` beyond its inputs and output; at least 0.
+
+    Raises:
+        UnavailableError: the peer can't run the case, or this system does not tell peak memory.
+    """
+    fields = {name: value for name, value in vars(case).items() if name in _FIELDS}
+    command = [sys.executable, "-m", "rootdk.bench.memory", peer, json.dumps(fields)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise peers.UnavailableError((done.stderr.strip().splitlines() or ["failed"])[-1])
+    return int(done.stdout.splitlines()[-1])
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Case)} - {"targets", "variants"}
+
+
+def _measure(peer: str, case: Case) -> int:
+    if not _CLEAR.exists():
+        raise peers.UnavailableError("this system does not tell peak memory")
+    arrays = draw(case)
+    prepared = peers.prepare(peer, case, arrays)
+    # A small case first: libraries load and kernels compile on their first call, which is not memory of attention.
+    small = case.shorter(64)
+    peers.prepare(peer, small, draw(small)).call()
+    _CLEAR.write_text("5")
+    before = _status("VmRSS")
+    output = prepared.call()
+    peak = _status("VmHWM")
+    del output
+    return max(0, peak - before - case.output_bytes)
+
+
+def _status(field: str) -> int:
+    """Bytes, from a line such as ``VmHWM:   12345 kB``."""
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def _main() -> None:
+    peer, fields = sys.argv[1:]
+    try:
+        print(_measure(peer, Case(**json.loads(fields))))
+    except peers.UnavailableError as reason:
+        raise SystemExit(str(reason)) from None
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,140 @@
+"""The questions that benchmarks answer: one function each, from Settings to Result."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+import rootdk
+from rootdk.bench import contest, memory, peers, startup, suites
+from rootdk.bench.cases import Case, draw
+from rootdk.bench.results import Column, Goal, Result, Row, Settings, megabytes, micros, millis, ratio, scientific
+from rootdk.bench.timing import in_turns, machine
+
+__all__ = ["QUESTIONS", "Question", "ask"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One thing to find out."""
+
+    title: str
+    peers: tuple[str, ...]
+    """Whom it compares with unless told otherwise."""
+    rows: Callable[[Sequence[str], Settings], list[Row]]
+    columns: Callable[[Sequence[str]], tuple[Column, ...]]
+
+
+def ask(name: str, settings: Settings) -> Result:
+    """Measure the answer to ``QUESTIONS[name]``."""
+    question = QUESTIONS[name]
+    names = question.peers if settings.peers is None else settings.peers
+    rows = question.rows(names, settings)
+    facts = {**machine(), "threads": settings.threads, "rounds": settings.rounds}
+    return Result(name, question.columns(names), rows, facts)
+
+
+def _contest(title: str, cases: Sequence[Case], names: tuple[str, ...], fraction: str = "peak") -> Question:
+    variants = tuple(dict.fromkeys(variant for case in cases for variant in case.variants))
+    return Question(
+        title,
+        names,
+        lambda names, settings: contest.run(cases, names, fraction, settings),
+        lambda names: contest.columns((*names, *variants), fraction),
+    )
+
+
+def _scaling(names: Sequence[str], settings: Settings) -> list[Row]:
+    lengths = (256, 512) if settings.quick else (256, 512, 1024, 2048, 4096, 8192, 16384)
+    rows = []
+    for number, length in enumerate(lengths):
+        case = replace(Case(f"N {length}"), heads=4, kv_heads=4, q_len=length, kv_len=length)
+        settings.tick(case.name, number, len(lengths))
+        row, arrays, calls = Row(case.name, details={"length": length}), draw(case), {}
+        for name in ("rootdk", *names):
+            try:
+                calls[name] = peers.prepare(name, case, arrays).call
+                row.values[f"{name} bytes"] = memory.extra_memory(name, case)
+            except peers.UnavailableError as reason:
+                row.missing[name] = str(reason)
+        # A call at 16384 takes seconds, and its median is steady.
+        for name, timing in in_turns(calls, settings.rounds if length <= 4096 else min(settings.rounds, 3)).items():
+            row.values[name] = timing.median
+        rows.append(row)
+    return rows
+
+
+def _scaling_columns(names: Sequence[str]) -> tuple[Column, ...]:
+    return tuple(
+        column
+        for name in ("rootdk", *names)
+        for column in (Column(name, name, millis), Column(f"{name} bytes", "memory", megabytes))
+    )
+
+
+def _overhead(names: Sequence[str], settings: Settings) -> list[Row]:
+    base = Case("", batch=1, heads=1, kv_heads=1, q_len=1, kv_len=1, d_k=8, d_v=8)
+    rows = []
+    patterns = ("full", "causal", "alibi", "softcap")
+    for number, pattern in enumerate(patterns):
+        case = replace(base, name=f"1 query, 1 key, {pattern}", pattern=pattern)
+        settings.tick(case.name, number, len(patterns))
+        row, arrays = Row(case.name, goals={"rootdk": Goal(at_most=12e-6)}), draw(case)
+        calls = {}
+        for name in ("rootdk", *names):
+            try:
+                calls[name] = peers.prepare(name, case, arrays).call
+            except peers.UnavailableError as reason:
+                row.missing[name] = str(reason)
+        row.values |= {name: timing.median for name, timing in in_turns(calls, 5 * settings.rounds).items()}
+        rows.append(row)
+    return rows
+
+
+def _accuracy(names: Sequence[str], settings: Settings) -> list[Row]:
+    cases = [case for case in (*suites.FORWARD, *suites.DTYPES[2:], *suites.MODS) if case.batch == 1]
+    rows = []
+    for number, case in enumerate(case.shorter(256 if settings.quick else 2048) for case in cases):
+        # Two heads say as much as twelve, and float64 scores of 2048 x 2048 take their time.
+        case = replace(case, heads=2, kv_heads=2)
+        settings.tick(case.name, number, len(cases))
+        row, arrays = Row(case.name), draw(case)
+        wide = [array.astype(np.float64) for array in arrays]
+        exact = rootdk.reference.attention(*wide, **case.rule.options(case.heads)).output
+        for name in ("rootdk", *names):
+            try:
+                prepared = peers.prepare(name, case, arrays)
+            except peers.UnavailableError as reason:
+                row.missing[name] = str(reason)
+            else:
+                error = np.abs(np.asarray(prepared.output(prepared.call()), np.float64) - exact).max()
+                row.values[name] = float(error)
+        if row.values.get("torch"):
+            row.values["ratio"] = row.values["rootdk"] / row.values["torch"]
+            row.goals["ratio"] = Goal(at_most=1.5)
+        rows.append(row)
+    return rows
+
+
+def _same(show: Callable[[float], str], *more: Column) -> Callable[[Sequence[str]], tuple[Column, ...]]:
+    """One column a contender, all in one unit."""
+    return lambda names: (*(Column(name, name, show) for name in ("rootdk", *names)), *more)
+
+
+_EVERYBODY = ("numpy", "torch", "ort", "ort-mha", "openvino", "jax")
+QUESTIONS = {
+    "forward": _contest("How fast is the forward pass beside the peers?", suites.FORWARD, _EVERYBODY),
+    "dtypes": _contest("Does it hold for every element type?", suites.DTYPES, ("torch",)),
+    "strides": _contest("What does [batch, len, heads, d] cost?", suites.STRIDES, ("torch",)),
+    "mods": _contest("How fast are masks and score functions?", suites.MODS, ("flex", "torch")),
+    "decode": _contest("How near to memory bandwidth is a single query?", suites.DECODE, ("torch",), "bandwidth"),
+    "scaling": Question("How do time and memory grow with N?", ("numpy", "torch"), _scaling, _scaling_columns),
+    "overhead": Question("What does a call cost before it computes?", ("torch",), _overhead, _same(micros)),
+    "accuracy": Question(
+        "How far from float64 is the result?",
+        ("torch",),
+        _accuracy,
+        _same(scientific, Column("ratio", "ours / torch", ratio)),
+    ),
+    "compile": Question("How long until a kernel is ready?", (), startup.rows, lambda names: startup.columns(names)),
+}
