@@ -76,7 +76,8 @@ class Store:
         except CacheError as error:
             self._refuse(str(error))
         except OSError as error:
-            self._reason = f"{self._folder} cannot be read: {error.strerror}"
+            self._reads = False
+            self._reason = self._reason or f"{self._folder} cannot be read: {error.strerror}"
         return None
 
     def write(self, digest: bytes, image: bytes) -> None:
@@ -93,7 +94,7 @@ class Store:
             self._refuse(str(error))
         except OSError as error:
             self._writes = False
-            self._reason = f"{self._folder} cannot be written: {error.strerror}"
+            self._reason = self._reason or f"{self._folder} cannot be written: {error.strerror}"
 
     def entries(self) -> tuple[Entry, ...]:
         """What is kept, the least recently used first.

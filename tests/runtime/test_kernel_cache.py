@@ -1,0 +1,192 @@
+"""Kernels by key: what is compiled, what is found, and how much is kept."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from sample_kernels import SQUARE, SQUARES, square
+
+from rootdk import machine
+from rootdk.runtime import cache, compiler
+from rootdk.runtime.cache import Counters, KernelCache
+from rootdk.runtime.store import Store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "kernels"
+
+
+def get(kernels: KernelCache, key: str = "square"):
+    return kernels.get(key, machine.host(), ("square",), lambda: SQUARE)
+
+
+def no_build() -> str:
+    raise AssertionError("compiled again")
+
+
+def test_compiled_once_then_found_in_memory_then_on_disk(folder):
+    kernels = KernelCache(Store(folder))
+    first = get(kernels)
+    assert kernels.get("square", machine.host(), ("square",), no_build) is first
+    assert kernels.counters() == Counters(compilations=1, disk_hits=0, memory_hits=1)
+    fresh = KernelCache(Store(folder))
+    again = fresh.get("square", machine.host(), ("square",), no_build)
+    assert fresh.counters() == Counters(compilations=0, disk_hits=1, memory_hits=0)
+    assert square(again["square"]) == SQUARES
+    assert len(fresh.show()) == 1
+
+
+def test_everything_that_shapes_the_code_is_in_the_key(monkeypatch):
+    host = machine.host()
+
+    def digest(key="a", target=host, entries=("f",)):
+        return cache._digest(key, target, entries)
+
+    seen = {digest(), digest(key="b"), digest(entries=("g",)), digest(entries=("f", "g"))}
+    for field in dataclasses.fields(host):
+        changed = {str: "x", int: 1, bool: not getattr(host, field.name)}[field.type]
+        seen.add(digest(target=dataclasses.replace(host, **{field.name: changed})))
+    monkeypatch.setattr(compiler, "llvm_version", lambda: "LLVM 99")
+    seen.add(digest())
+    monkeypatch.setattr(cache, "_sources", lambda: "edited")
+    seen.add(digest())
+    assert len(seen) == 4 + len(dataclasses.fields(host)) + 2
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:100], lambda content: b"", lambda content: content[::-1]])
+def test_a_damaged_file_is_compiled_again_and_rewritten(folder, damage):
+    get(KernelCache(Store(folder)))
+    (file,) = folder.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    kernels = KernelCache(Store(folder))
+    assert square(get(kernels)["square"]) == SQUARES
+    assert kernels.counters().compilations == 1
+    healed = KernelCache(Store(folder))
+    get(healed)
+    assert healed.counters() == Counters(disk_hits=1)
+
+
+def test_works_without_a_disk(tmp_path):
+    (tmp_path / "file").write_text("")
+    for store in (Store(None), Store(tmp_path / "file" / "kernels")):
+        kernels = KernelCache(store)
+        assert square(get(kernels)["square"]) == SQUARES
+        assert not kernels.status().writes
+
+
+def test_memory_is_bounded_and_a_kernel_in_use_outlives_its_eviction(folder):
+    kernels = KernelCache(Store(folder), capacity=4)
+    address = get(kernels, "first")["square"]
+    for number in range(10):
+        get(kernels, f"key {number}")
+    assert len(kernels._memory) == 4
+    assert square(address) == SQUARES
+    before = kernels.counters()
+    get(kernels, "first")
+    assert kernels.counters().disk_hits == before.disk_hits + 1
+
+
+def test_the_least_recently_used_kernel_is_evicted():
+    kernels = KernelCache(Store(None), capacity=2)
+    get(kernels, "a")
+    get(kernels, "b")
+    get(kernels, "a")
+    get(kernels, "c")
+    assert {key for key, _ in kernels._memory} == {"a", "c"}
+
+
+def test_a_failing_build_passes_through_and_can_be_repeated(folder):
+    kernels = KernelCache(Store(folder))
+    with pytest.raises(AssertionError, match="compiled again"):
+        kernels.get("square", machine.host(), ("square",), no_build)
+    assert square(get(kernels)["square"]) == SQUARES
+
+
+def test_clear_forgets_memory_and_disk(folder):
+    kernels = KernelCache(Store(folder))
+    get(kernels)
+    assert len(kernels.clear()) == 1
+    get(kernels)
+    assert kernels.counters().compilations == 2
+
+
+def test_many_threads_compile_a_key_once_and_other_keys_go_on():
+    kernels = KernelCache(Store(None))
+    started, release = threading.Event(), threading.Event()
+    builds = []
+
+    def slow_build():
+        builds.append(1)
+        started.set()
+        assert release.wait(30)
+        return SQUARE
+
+    def ask(found):
+        found.append(kernels.get("slow", machine.host(), ("square",), slow_build))
+
+    found: list = []
+    threads = [threading.Thread(target=ask, args=(found,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert started.wait(30)
+    assert square(get(kernels, "other")["square"]) == SQUARES  # while "slow" is being built
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert len(builds) == 1
+    assert len(set(map(id, found))) == 1
+    assert not kernels._turns
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_during_a_build_leaves_a_child_that_can_build():
+    code = """
+import os, threading
+from rootdk import machine
+from rootdk.runtime.cache import KernelCache
+from rootdk.runtime.store import Store
+from sample_kernels import SQUARE, SQUARES, square
+kernels = KernelCache(Store(None))
+started = threading.Event()
+
+def never_ending_build():
+    started.set()
+    threading.Event().wait()
+
+def get(build):
+    return kernels.get("square", machine.host(), ("square",), build)
+
+threading.Thread(target=get, args=(never_ending_build,), daemon=True).start()
+started.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if square(get(lambda: SQUARE)["square"]) == SQUARES else 1)
+os._exit(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_two_processes_at_once_agree(folder):
+    code = """
+from rootdk import machine
+from rootdk.runtime.cache import kernels
+from sample_kernels import SQUARE, SQUARES, square
+for number in range(20):
+    kernel = kernels().get(f"key {number}", machine.host(), ("square",), lambda: SQUARE)
+    assert square(kernel["square"]) == SQUARES
+counters = kernels().counters()
+assert counters.compilations + counters.disk_hits == 20
+assert kernels().status().reason is None
+"""
+    environment = {**os.environ, "ROOTDK_CACHE_DIR": str(folder)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent, env=environment) for _ in range(2)
+    ]
+    assert [process.wait(timeout=60) for process in both] == [0, 0]
+    assert len(list(folder.iterdir())) == 20
