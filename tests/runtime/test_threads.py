@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -44,23 +43,16 @@ def test_every_task_runs_once(count, own_pool, number, tasks, rounds):
         assert (run_count(count, tasks, rounds, number) == 1).all()
 
 
-def test_a_second_thread_takes_part(count, own_pool):
-    if machine.cores() < 2:
-        pytest.skip("one core")
-    context_free = [threading.active_count()]
-    run_count(count, 8, 100, 3)
-    context_free.append(threading.active_count())
-    assert context_free[1] >= 2
-    alone, together = (
-        min(timed(lambda n=number: run_count(count, 16, 400_000, n)) for _ in range(5)) for number in (1, 2)
-    )
-    assert together < 0.9 * alone
+def test_helpers_are_in_the_kernel_together_with_the_caller():
+    together = threading.Barrier(3)
+    names = []
 
+    def kernel(_context):
+        together.wait(30)
+        names.append(threading.current_thread().name)
 
-def timed(call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    threads._run_on_helpers(kernel, 0, 2)
+    assert sorted(names) == sorted([threading.current_thread().name, "rootdk", "rootdk"])
 
 
 def test_many_python_threads_call_at_once(count, own_pool):
