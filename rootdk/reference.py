@@ -21,7 +21,7 @@ import numpy as np
 
 from rootdk import dropout
 from rootdk.dtypes import to_float64
-from rootdk.errors import ShapeError
+from rootdk.errors import ArgumentError, ShapeError
 from rootdk.mods.evaluate import evaluate
 from rootdk.out_of_bounds import bounds_error
 from rootdk.problem import Bound, bind
@@ -197,6 +197,8 @@ def attention_vjp(
 
     ``grad_out`` and ``grad_lse`` have the shapes of the output and the LSE.
     """
+    if options.get("score_mod") is not None:
+        raise ArgumentError("score_mod: expected None, as gradients through score functions are not defined yet")
     bound = bind(query, key, value, **options)
     _check_shape("grad_out", grad_out, bound.output_shape)
     if grad_lse is None:
