@@ -10,9 +10,9 @@ gathers have one. A table is one block of 64-bit words:
     3, 4               smallest, largest element of all
     5 ... 5 + rank     the array's shape
     ... 5 + 2 rank     words from one index of each dimension to the next (0 for the stretched one)
-    the rest           [rows, levels, granules, 2]: smallest and largest of the 2**level granules from each one on
+    the rest           [rows, levels, granules, 2]: smallest, and ~largest, of the 2**level granules from each one on
 
-so two entries of one level cover any stretch. Floats are stored as words that order as their values do.
+so two entries of one level cover any stretch, and both words are combined by taking the smaller. Floats are stored as words that order as their values do.
 """
 
 from collections.abc import Sequence
@@ -155,12 +155,12 @@ def build(array: np.ndarray, dimension: int | None, fine: bool) -> np.ndarray:
     low, high, nan = _extremes(view.reshape(rows, length), 1 << granule_log2)
     table = np.empty(_HEADER + 2 * len(shape) + words, np.int64)
     body = table[_HEADER + 2 * len(shape) :].reshape(rows, levels, granules, 2)
-    body[:, 0, :, 0], body[:, 0, :, 1] = low, high
+    body[:, 0, :, 0] = low
+    np.invert(high, out=body[:, 0, :, 1])
     for level in range(1, levels):
         below, half = body[:, level - 1], 1 << (level - 1)
         count = granules - 2 * half + 1
-        np.minimum(below[:, :count, 0], below[:, half : half + count, 0], out=body[:, level, :count, 0])
-        np.maximum(below[:, :count, 1], below[:, half : half + count, 1], out=body[:, level, :count, 1])
+        np.minimum(below[:, :count], below[:, half : half + count], out=body[:, level, :count])
         body[:, level, count:] = below[:, count:]
     table[:_HEADER] = granule_log2, 2 * granules, nan, low.min(), high.max()
     table[_HEADER : _HEADER + 2 * len(shape)] = *shape, *_steps(view.shape, len(shape), dimension, words // rows)
@@ -185,7 +185,7 @@ def _unknown(array: np.ndarray) -> np.ndarray:
     dtype = dtypes.of(array)
     assert dtype is not None
     low, high = whole(dtype)
-    return np.array([62, 2, 1, low, high, *array.shape, *[0] * array.ndim, low, high], np.int64)
+    return np.array([62, 2, 1, low, high, *array.shape, *[0] * array.ndim, low, ~high], np.int64)
 
 
 def _extremes(rows: np.ndarray, granule: int) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -208,14 +208,7 @@ def _extremes(rows: np.ndarray, granule: int) -> tuple[np.ndarray, np.ndarray, b
 
 
 def _reduce(smaller: np.ufunc, rows: np.ndarray, granule: int) -> np.ndarray:
-    if granule == 1:
-        return rows
-    count, length = rows.shape
-    full = length // granule * granule
-    parts = [smaller.reduce(rows[:, :full].reshape(count, -1, granule), axis=2)]
-    if full < length:
-        parts.append(smaller.reduce(rows[:, full:], axis=1, keepdims=True))
-    return np.concatenate(parts, axis=1)
+    return rows if granule == 1 else smaller.reduceat(rows, np.arange(0, rows.shape[1], granule), axis=1)
 
 
 def look_up(a: "Algebra", table: Any, dimension: int | None, index: Sequence["IntRange"]) -> tuple[Any, Any, Any, Any]:
@@ -241,7 +234,7 @@ def look_up(a: "Algebra", table: Any, dimension: int | None, index: Sequence["In
     start = a.select(safe, row, 0) + level * a.load(table, a.literal(Kind.INT, 1)) + (_HEADER + 2 * rank)
     left, right = start + first * 2, start + (last + 1 - (a.literal(Kind.INT, 1) << level)) * 2
     low = a.lower(a.load(table, left), a.load(table, right))
-    high = a.higher(a.load(table, left + 1), a.load(table, right + 1))
+    high = ~a.lower(a.load(table, left + 1), a.load(table, right + 1))
     low = a.select(point, low, a.load(table, a.literal(Kind.INT, 3)))
     high = a.select(point, high, a.load(table, a.literal(Kind.INT, 4)))
     return low, high, a.load(table, a.literal(Kind.INT, 2)) != 0, known
