@@ -23,33 +23,21 @@ from rootdk.codegen.frame import Frame
 from rootdk.codegen.lower_bounds import classify
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.tile_scores import Mods
-from rootdk.dtypes import DType
 from rootdk.machine import Target
 from rootdk.mods.expr import Graph
-from rootdk.plan.schedule import Schedule
+from rootdk.plan.schedule import ForwardSpec
 
-__all__ = ["ENTRY", "ForwardSpec", "forward_module"]
+__all__ = ["forward_module"]
 
-ENTRY = "forward"
 NONE, SOME, ALL = range(3)
 """What a mask shows of a tile."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardSpec:
-    """All that shapes the code of a forward kernel: its key, together with the target."""
-
-    dtype: DType
-    graph: Graph
-    proven: frozenset[int]
-    schedule: Schedule
 
 
 def forward_module(spec: ForwardSpec, target: Target) -> ir.Module:
     """The module that exports ``void forward(frame)``: one worker, which takes tasks until none is left."""
     module = ir.Module("rootdk_forward")
     module.triple = target.triple
-    b = Builder.define(module, ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
+    b = Builder.define(module, spec.ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
     task = _Task(b, spec).function
     frame = Frame(b, b.function.args[0])
 

@@ -1,11 +1,13 @@
 """How a problem is cut up: tile sizes, as one frozen value that shapes the code."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rootdk.dtypes import DType
 from rootdk.machine import Target
+from rootdk.mods.expr import Graph
 
-__all__ = ["Schedule", "TileShape", "schedule_for"]
+__all__ = ["ForwardSpec", "Schedule", "TileShape", "schedule_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,25 @@ class Schedule:
         return max(tile.score_rows for tile in self.tiles)
 
 
-def schedule_for(target: Target, accumulator: DType, *, narrow: bool) -> Schedule:
+@dataclass(frozen=True, slots=True)
+class ForwardSpec:
+    """All that shapes the code of a forward kernel: its key, together with the target."""
+
+    dtype: DType
+    graph: Graph
+    proven: frozenset[int]
+    """Gathers whose indices are in range wherever the problem evaluates them."""
+    schedule: Schedule
+
+    ENTRY: ClassVar = "forward"
+
+
+def schedule_for(target: Target, *, narrow: bool) -> Schedule:
     """The measured best cut for a register file.
 
     16 registers hold 4 x 3 accumulators, 3 lane vectors and a broadcast. 32 registers hold 8 x 3. A panel one vector
     wide has no reuse of broadcasts, and takes rows enough to keep two FMA pipes of latency four busy.
     """
-    del accumulator  # lanes differ, registers do not
     if target.registers >= 32:
         return Schedule((TileShape(8, 8), TileShape(8, 8), TileShape(8, 8)), narrow=narrow)
     return Schedule((TileShape(8, 8), TileShape(4, 4), TileShape(4, 4)), narrow=narrow)

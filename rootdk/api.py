@@ -1,0 +1,69 @@
+"""The public calls: they look at what kind of arrays came, and hand over to that library's front end."""
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from rootdk.errors import DTypeError
+
+__all__ = ["attention"]
+
+_FRONTENDS = {"torch": "rootdk.frontends.torch", "jax": "rootdk.frontends.jax", "jaxlib": "rootdk.frontends.jax"}
+
+
+def _frontend(array: Any) -> ModuleType:
+    """The front end for ``array``'s library, imported when its first array arrives."""
+    if isinstance(array, np.ndarray):
+        return importlib.import_module("rootdk.frontends.numpy")
+    library = type(array).__module__.partition(".")[0]
+    if library not in _FRONTENDS:
+        raise DTypeError(
+            f"query: expected an array of NumPy, torch or JAX, got {type(array).__name__}; convert it: np.asarray(query)"
+        )
+    return importlib.import_module(_FRONTENDS[library])
+
+
+def attention(
+    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, score_mod: Any = None, scale: Any = None,
+    sinks: Any = None, dropout_p: float = 0.0, seed: int | None = None, layout: str = "bhsd", return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Scaled dot-product attention: softmax(scale Q Kᵀ) V, fused, exact, over any leading batch dimensions.
+
+    Per head, scores go through ``scale``, then ``score_mod``, then ``bias``, then ``mask``, then the softmax over keys
+    (Vaswani et al. 2017, equation 1). The [q_len, kv_len] score matrix never exists.
+
+    Args:
+        query: [..., heads, q_len, d_k]; [q_len, d_k] is one head. float16, bfloat16, float32 or float64.
+        key: [..., kv_heads, kv_len, d_k], of the same dtype; heads is a multiple of kv_heads, and query head h reads
+            head h // (heads // kv_heads). Batch dimensions broadcast.
+        value: [..., kv_heads, kv_len, d_v].
+        mask: which pairs are visible: a mask such as ``rootdk.causal()``, a boolean array that broadcasts to
+            [..., heads, q_len, kv_len] (True = visible), or a function f(b, h, q_idx, kv_idx).
+        bias: floating array that broadcasts to [..., heads, q_len, kv_len], added to the scores; -inf hides.
+        score_mod: a function f(score, b, h, q_idx, kv_idx) or a score such as ``rootdk.softcap(30.0)``, or a sequence
+            of them, applied in order.
+        scale: factor of the raw scores; 1 / sqrt(d_k) unless given.
+        sinks: [heads] logits; one extra term in each row's denominator.
+        dropout_p: probability with which a weight is zeroed after the softmax; the others grow by 1 / (1 - p).
+        seed: of dropout; equal seeds drop equal weights. A fresh one is drawn if None.
+        layout: "bhsd", or "bshd" for [..., len, heads, d] arrays; nothing is copied for either.
+        return_lse: also return the log of the sum of exponentials of each row.
+
+    Returns:
+        The output [..., heads, q_len, d_v], or (output, lse) with lse [..., heads, q_len], natural log, float32
+        (float64 for float64 inputs). A row that sees no key is 0, its LSE -inf.
+
+    Raises:
+        RootdkError: an argument is wrong; the message names it, what was expected, what came, and what to do.
+
+    >>> x = np.eye(2, dtype=np.float32)
+    >>> attention(x, x, x, mask=np.array([[True, False], [True, True]])).round(2)
+    array([[1.  , 0.  ],
+           [0.33, 0.67]], dtype=float32)
+    """
+    return _frontend(query).attention(
+        query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
+        seed=seed, layout=layout, return_lse=return_lse,
+    )  # fmt: skip
