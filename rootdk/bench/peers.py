@@ -10,14 +10,14 @@ from rootdk.bench import jax_peer, onnx_peers, openvino_peer, torch_peers
 from rootdk.bench.cases import Arrays, Case
 from rootdk.bench.prepared import Prepared, UnavailableError, heads_first, slope_column
 
-__all__ = ["ALL", "UnavailableError", "naive", "prepare"]
+__all__ = ["RIVALS", "UnavailableError", "naive", "prepare"]
 
 _NAIVE_LIMIT = 2 << 30
 """Bytes of scores above which the naive way is not tried."""
 
 
 def prepare(peer: str, case: Case, arrays: Arrays) -> Prepared:
-    """``peer`` (a name of ``ALL``) made ready to run ``case``.
+    """``peer`` ("rootdk" or one of ``RIVALS``) made ready to run ``case``.
 
     Raises:
         UnavailableError: it can't; the message is the reason.
@@ -69,4 +69,5 @@ _PEERS: dict[str, Callable[[Case, Arrays], Prepared]] = {
     "openvino": openvino_peer.sdpa,
     "jax": jax_peer.dot_product_attention,
 }
-ALL = tuple(_PEERS)
+RIVALS = tuple(name for name in _PEERS if name != "rootdk")
+"""Whom rootdk can be compared with."""

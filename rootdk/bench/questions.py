@@ -10,6 +10,7 @@ from rootdk.bench import contest, memory, peers, startup, suites
 from rootdk.bench.cases import Case, draw
 from rootdk.bench.results import Column, Goal, Result, Row, Settings, megabytes, micros, millis, ratio, scientific
 from rootdk.bench.timing import in_turns, machine
+from rootdk.errors import ArgumentError
 
 __all__ = ["QUESTIONS", "Question", "ask"]
 
@@ -26,9 +27,11 @@ class Question:
 
 
 def ask(name: str, settings: Settings) -> Result:
-    """Measure the answer to ``QUESTIONS[name]``."""
+    """Measure the answer to ``QUESTIONS[name]``; raises ArgumentError for a peer that nobody knows."""
     question = QUESTIONS[name]
     names = question.peers if settings.peers is None else settings.peers
+    if unknown := sorted(set(names) - set(peers.RIVALS)):
+        raise ArgumentError(f"peers: expected some of {', '.join(peers.RIVALS)}, got {', '.join(unknown)}")
     rows = question.rows(names, settings)
     facts = {**machine(), "threads": settings.threads, "rounds": settings.rounds}
     return Result(name, question.columns(names), rows, facts)
