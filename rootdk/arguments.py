@@ -126,9 +126,12 @@ def _finite(name: str, value: object, expected: str) -> float:
     if type(value) is float and math.isfinite(value):
         return value
     item = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-    if isinstance(item, bool | str | bytes) or getattr(item, "ndim", 0) or not hasattr(item, "__float__"):
+    if isinstance(item, bool | str | bytes) or getattr(item, "ndim", None) or not hasattr(item, "__float__"):
         raise ArgumentError(f"{name}: expected {expected}, got {_shown(value)}")
-    number = float(item)
+    try:
+        number = float(item)
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
     if not math.isfinite(number):
         raise ArgumentError(f"{name}: expected {expected}, got {number}")
     return number

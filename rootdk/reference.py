@@ -24,7 +24,7 @@ from rootdk.dtypes import to_float64
 from rootdk.errors import ArgumentError, ShapeError
 from rootdk.mods.evaluate import evaluate
 from rootdk.out_of_bounds import bounds_error
-from rootdk.problem import Bound, bind
+from rootdk.problem import Bound, Problem, bind
 
 __all__ = ["Gradients", "Result", "attention", "attention_vjp"]
 
@@ -95,9 +95,16 @@ def attention(
     bound = bind(query, key, value, **options)
     with np.errstate(all="ignore"):
         steps = _forward(bound, np.dtype(dtype))
-    scores = (steps.raw, steps.scaled, steps.modified, steps.masked, steps.weights)
-    shown = (array[0] for array in scores) if bound.headless else scores
-    return Result(*shown, bound.restore(steps.output), bound.restore_rows(steps.lse))
+    head = 0 if bound.headless else ...
+    return Result(
+        raw_scores=steps.raw[head],
+        scaled_scores=steps.scaled[head],
+        modified_scores=steps.modified[head],
+        masked_scores=steps.masked[head],
+        weights=steps.weights[head],
+        output=bound.restore(steps.output),
+        lse=bound.restore_rows(steps.lse),
+    )
 
 
 def _forward(bound: Bound, dtype: np.dtype) -> _Forward:
@@ -253,20 +260,21 @@ def _backward(bound: Bound, steps: _Forward, grad_out: np.ndarray, grad_lse: np.
     grad_raw = grad_modified * bound.problem.scale
     grad_query = _sum_visible(grad_raw, visible, steps.key)
     grad_key = _sum_visible(grad_raw.swapaxes(-1, -2), seen_by, steps.query)
-    groups = bound.problem.groups
+    problem = bound.problem
     return _Backward(
         query=grad_query,
-        key=_sum_groups(grad_key, groups),
-        value=_sum_groups(grad_value, groups),
+        key=_sum_groups(grad_key, problem),
+        value=_sum_groups(grad_value, problem),
         modified=grad_modified,
-        sinks=grad_sinks.sum(axis=(*range(len(bound.problem.batch_shape)), -1)),
+        sinks=grad_sinks.sum(axis=(*range(len(problem.batch_shape)), -1)),
     )
 
 
-def _sum_groups(array: np.ndarray, groups: int) -> np.ndarray:
+def _sum_groups(array: np.ndarray, problem: Problem) -> np.ndarray:
     """[*batch, heads, len, d] -> [*batch, kv_heads, len, d]: the sum over the query heads that read each key head."""
-    *batch, heads, length, d = array.shape
-    return array.reshape(*batch, heads // groups, groups, length, d).sum(axis=-3)
+    *batch, _, length, d = array.shape
+    grouped = array.reshape(*batch, problem.kv_heads, problem.groups, length, d)
+    return np.asarray(grouped.sum(axis=-3))
 
 
 def _sum_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -274,7 +282,7 @@ def _sum_to(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     extra = max(array.ndim - len(shape), 0)
     inner = shape[max(len(shape) - array.ndim, 0) :]
     repeated = [extra + axis for axis, size in enumerate(inner) if size == 1]
-    return array.sum(axis=(*range(extra), *repeated)).reshape(shape)
+    return np.asarray(array.sum(axis=(*range(extra), *repeated))).reshape(shape)
 
 
 def _as_input(grad: np.ndarray, array: np.ndarray, bound: Bound) -> np.ndarray:

@@ -268,6 +268,7 @@ WRONG: list[tuple[str, type[RootdkError], str, dict[str, Any]]] = [
         {"scale": math.nan},
     ),
     ("scale inf", ArgumentError, "scale: expected a finite number, .* got inf", {"scale": np.float32(np.inf)}),
+    ("scale beyond floats", ArgumentError, "scale: expected a finite number, .* got inf", {"scale": 10**400}),
     ("scale name", ArgumentError, "scale: expected a finite number, .* got 'auto'", {"scale": "auto"}),
     ("scale True", ArgumentError, "scale: expected a finite number, .* got True", {"scale": True}),
     ("scale complex", ArgumentError, "scale: expected a finite number", {"scale": 1j}),

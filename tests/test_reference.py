@@ -192,13 +192,13 @@ def test_nan_in_grad_out_reaches_its_row_and_the_keys_it_sees() -> None:
     np.testing.assert_array_equal(found.value[2:], whole.value[2:])
 
 
-@pytest.mark.parametrize("empty", ["batch", "heads", "q_len", "kv_len", "d_k", "d_v"])
+@pytest.mark.parametrize("empty", ["batch", "heads", "query heads", "q_len", "kv_len", "d_k", "d_v"])
 def test_empty_dimensions_have_gradients(empty: str) -> None:
-    sizes = {"batch": 2, "heads": 3, "q_len": 4, "kv_len": 5, "d_k": 6, "d_v": 7, empty: 0}
-    batch, heads, q_len, kv_len, d_k, d_v = sizes.values()
-    query, key, value, grad_out = draw(
-        (batch, heads, q_len, d_k), (batch, heads, kv_len, d_k), (batch, heads, kv_len, d_v), (batch, heads, q_len, d_v)
-    )
+    sizes = {"batch": 2, "heads": 3, "query heads": 3, "q_len": 4, "kv_len": 5, "d_k": 6, "d_v": 7, empty: 0}
+    batch, kv_heads, heads, q_len, kv_len, d_k, d_v = sizes.values()
+    heads = min(heads, kv_heads)
+    key_shape, value_shape = (batch, kv_heads, kv_len, d_k), (batch, kv_heads, kv_len, d_v)
+    query, key, value, grad_out = draw((batch, heads, q_len, d_k), key_shape, value_shape, (batch, heads, q_len, d_v))
     grads = reference.attention_vjp(query, key, value, grad_out=grad_out)
     assert (grads.query.shape, grads.key.shape, grads.value.shape) == (query.shape, key.shape, value.shape)
     assert all(np.isfinite(gradient).all() for gradient in (grads.query, grads.key, grads.value))
