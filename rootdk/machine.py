@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -96,15 +97,13 @@ def choose(wanted: str, architecture: str, features: frozenset[str]) -> Target:
 @cache
 def host_features() -> frozenset[str]:
     """This CPU's instruction-set extensions that the operating system lets us use, by LLVM's names."""
-    # Reading the kernel's list takes 0.1 ms; loading LLVM, which also knows, takes 30 ms of the first call.
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(_LINUX_NAMES.get(name, name) for name in value.split())
+    # Reading the system's list takes 0.1 ms; loading LLVM, which also knows, takes 30 ms of the first call. Line by
+    # line, for the list is as long as the machine has cores, and slow to make.
+    with suppress(OSError), open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() in ("flags", "Features"):
+                return frozenset(_LINUX_NAMES.get(name, name) for name in value.split())
     from llvmlite.binding import get_host_cpu_features
 
     return frozenset(name for name, present in get_host_cpu_features().items() if present)

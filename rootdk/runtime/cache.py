@@ -81,7 +81,8 @@ class KernelCache:
     def clear(self) -> tuple[Entry, ...]:
         """Forget every kernel, in memory and on disk; returns what was on disk, raises CacheError where it stays."""
         with self._lock:
-            self._memory.clear()
+            dropped, self._memory = self._memory, OrderedDict()
+        del dropped
         return self._store.clear()
 
     def _remembered(self, full_key: tuple[str, Target]) -> Kernel | None:

@@ -38,8 +38,9 @@ class Kernel:
         for entry in entries:
             builder.export_symbol(float_state.guarded(entry))
         with lock:
-            # An engine for each kernel costs 0.4 ms and gives back every byte; kernels that share one leave 10 KB.
-            self._engine = llvm.create_lljit_compiler(_machine(target), use_jit_link=target.triple.endswith("gnu"))
+            # An engine for each kernel costs 0.4 ms and gives back every byte; kernels that share one leave 10 KB each.
+            # JITLink lays a kernel out as one block, as its small code model requires.
+            self._engine = llvm.create_lljit_compiler(_machine(target), use_jit_link=True)
             try:
                 self._code = builder.link(self._engine, "rootdk")
             except RuntimeError as error:

@@ -10,6 +10,7 @@ import pytest
 from sample_kernels import SQUARE, SQUARES, square
 
 from rootdk import machine
+from rootdk.errors import ArgumentError
 from rootdk.machine import AVX2, AVX512, NEON, SSE
 from rootdk.runtime import compiler
 from rootdk.runtime.compiler import CompileError
@@ -28,6 +29,16 @@ define void @fma(ptr %p) {{
 def test_compiles_loads_and_runs():
     image = compiler.compile_object(SQUARE, machine.host(), ["square"])
     assert square(compiler.load(image, ["square"], machine.host())["square"]) == SQUARES
+
+
+@pytest.mark.parametrize("name", ["sse", "avx2", "avx512", "neon"])
+def test_runs_with_the_instructions_of_each_preset_that_this_machine_has(name):
+    try:
+        target = machine.choose(name, machine._architecture(), machine.host_features())
+    except ArgumentError:
+        pytest.skip("this machine lacks them")
+    image = compiler.compile_object(SQUARE, target, ["square"])
+    assert square(compiler.load(image, ["square"], target)["square"]) == SQUARES
 
 
 def test_the_c_library_is_at_hand():

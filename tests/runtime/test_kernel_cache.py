@@ -190,3 +190,23 @@ assert kernels().status().reason is None
     ]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert len(list(folder.iterdir())) == 20
+
+
+def test_a_process_restricted_to_the_baseline_compiles_runs_and_keeps_its_own_kernels(folder):
+    if "x86_64" not in machine.host().triple:
+        pytest.skip("another architecture's preset")
+    code = """
+from rootdk import machine
+from rootdk.runtime.cache import kernels
+from sample_kernels import SQUARE, SQUARES, square
+kernel = kernels().get("square", machine.host(), ("square",), lambda: SQUARE)
+assert square(kernel["square"]) == SQUARES
+print(machine.host().name, kernels().counters().compilations)
+"""
+    for target, compilations in (("sse", 1), ("native", int(machine.host().name != "sse")), ("sse", 0)):
+        environment = {**os.environ, "ROOTDK_CACHE_DIR": str(folder), "ROOTDK_TARGET": target}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
+        )
+        name = machine.choose(target, "x86_64", machine.host_features()).name
+        assert done.stdout.split() == [name, str(compilations)], done.stderr
