@@ -49,7 +49,8 @@ def trace_mods(mods: ScoreMods, shape: tuple[int, ...]) -> TracedMods:
     # all is checked before the first of the user's functions runs
     steps = _score_steps(mods.score_mod)
     _check_arrays(mods, shape)
-    tracer = Tracer(*shape[-2:])
+    *batch_shape, heads, q_len, kv_len = shape
+    tracer = Tracer(q_len, kv_len, heads, math.prod(batch_shape))
     score, bias = _trace_score(tracer, steps, mods.bias, shape)
     mask = None if mods.mask is None else _trace_mask(tracer, mods.mask, shape)
     traced = tracer.finish(score, mask)
@@ -132,7 +133,8 @@ def _dense(tracer: Tracer, array: np.ndarray, name: str, shape: tuple[int, ...])
     last = {-1: kv, -2: q, -3: h}
     positions = [axis - array.ndim for axis in axes]
     indices = tuple(last[at] if at in last else _batch_index(b, shape[:-3], at + 3) for at in positions)
-    return tracer.array(view, name)[indices], view
+    symbol: Sym = tracer.array(view, name)[indices]
+    return symbol, view
 
 
 def _batch_index(b: Sym, batch_shape: tuple[int, ...], axis: int) -> Sym:
