@@ -149,10 +149,11 @@ REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.75, 1e-40, 1e30, 3e38, float("inf"),
 def random_draft(rng: np.random.Generator, size: int, *, ops: Sequence[str] = tuple(OPS)) -> Draft:
     """A draft of about ``size`` nodes over the whole table, the last ones the deepest; every kind is present."""
     draft = Draft()
-    leaves = list(draft.indices()) + [draft.score()]
+    leaves = [*list(draft.indices()), draft.score()]
     arrays = [
         rng.integers(-3, 9, 7), rng.integers(0, 2, (5, 4)).astype(bool), rng.integers(0, 200, 6).astype(np.uint8),
-        np.sort(rng.integers(0, 5, 40)), rng.choice(REALS[:12], 5).astype(np.float32), np.array(3), rng.normal(size=(2, 9)),
+        np.sort(rng.integers(0, 5, 40)), rng.choice(REALS[:12], 5).astype(np.float32), np.array(3),
+        rng.normal(size=(2, 9)),
     ]  # fmt: skip
     gatherers = [draft.array(array) for array in arrays]
     terms: dict[Kind, list[Term]] = {kind: [leaf for leaf in leaves if leaf.kind is kind] for kind in Kind}
