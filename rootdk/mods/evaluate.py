@@ -1,7 +1,7 @@
 """The NumPy meaning of every operation, and of a graph: what the compiled code is checked against.
 
-Indices are arrays that broadcast against each other, so a node that depends only on ``q`` costs q_len elements, and only
-what depends on every index fills [batch, heads, q_len, kv_len].
+Indices are arrays that broadcast against each other, so a node that depends only on ``q`` costs q_len elements, and
+only what depends on every index fills [batch, heads, q_len, kv_len].
 """
 
 import math
@@ -74,7 +74,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "round": np.rint,
     "trunc": np.trunc,
 }
-"""Value of each operation but the leaves, the casts and gather, which ``evaluate`` gives: they need more than arguments."""
+"""Value of each operation but leaves, casts and gather, which ``evaluate`` gives: they need more than arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def evaluate(
 ) -> Values:
     """Every node of ``graph``, over indices and scores that broadcast against each other; floats are of ``dtype``.
 
-    A gather never reads out of bounds: where an index is, its value is some element of the array (0 if it has none), and
-    ``outside`` says so. Whether that is an error depends on the pair being visible, hence on the caller.
+    A gather never reads out of bounds: where an index is, its value is some element of the array (0 if it has none),
+    and ``outside`` says so. Whether that is an error depends on the pair being visible, hence on the caller.
     """
     dtype = np.dtype(dtype)
     indices = {

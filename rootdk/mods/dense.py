@@ -1,0 +1,36 @@
+"""Arrays over pairs, masks and biases, as gathers: [batch..., heads, q_len, kv_len], broadcast where a size is 1."""
+
+import math
+
+import numpy as np
+
+from rootdk.mods.symbols import Sym
+from rootdk.mods.trace import Tracer
+
+__all__ = ["dense"]
+
+
+def dense(tracer: Tracer, array: np.ndarray, name: str) -> tuple[Sym, np.ndarray]:
+    """The element that ``array`` holds for a pair, and the view that it is read through.
+
+    The shape must broadcast to [*batch_shape, heads, q_len, kv_len]. A dimension of size 1 is broadcast: nothing indexes
+    it, and the view lacks it. The view is a new array even when its shape is the same, so that an array which a function
+    captures too has a slot, hence a gradient, of its own.
+    """
+    b, h, q, kv = tracer.indices
+    axes = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
+    view = array.squeeze(tuple(axis for axis in range(array.ndim) if array.shape[axis] == 1))[...]
+    # counted from the right: -1 kv, -2 q, -3 h, then the batch dimensions
+    last = {-1: kv, -2: q, -3: h}
+    positions = [axis - array.ndim for axis in axes]
+    indices = tuple(last[at] if at in last else _batch_index(b, tracer.batch_shape, at + 3) for at in positions)
+    element: Sym = tracer.array(view, name)
+    return (element[indices] if indices else element), view
+
+
+def _batch_index(b: Sym, batch_shape: tuple[int, ...], axis: int) -> Sym:
+    """The index along batch dimension ``axis`` (from the right) of flat batch ``b``."""
+    inner = math.prod(batch_shape[axis + 1 :]) if axis != -1 else 1
+    outer = math.prod(batch_shape[:axis])
+    index = b if inner == 1 else b // inner
+    return index if outer == 1 else index % batch_shape[axis]

@@ -1,0 +1,178 @@
+"""Masks and score functions as values: made once, combined, and traced at each call."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rootdk.errors import ArgumentError, DTypeError, ShapeError
+from rootdk.mods.dense import dense
+from rootdk.mods.foreign import as_ndarray, is_array
+from rootdk.mods.trace import Sym, Tracer
+
+__all__ = ["Mask", "Score", "as_mask"]
+
+
+class Mask:
+    """Says which keys a query may attend to; masks combine with ``&``, ``|`` and ``~``, also with boolean arrays.
+
+    >>> rootdk.causal() & ~rootdk.sink_tokens(1)
+    causal() & ~sink_tokens(1)
+    """
+
+    __slots__ = ()
+    # NumPy then leaves `array & mask` to the mask
+    __array_ufunc__ = None
+
+    def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
+        """Whether key ``kv`` is visible to query ``q``, as a boolean symbol."""
+        raise NotImplementedError
+
+    def __and__(self, other: Any) -> "Mask":
+        return _Combined("&", self, as_mask(other))
+
+    def __rand__(self, other: Any) -> "Mask":
+        return _Combined("&", as_mask(other), self)
+
+    def __or__(self, other: Any) -> "Mask":
+        return _Combined("|", self, as_mask(other))
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _Combined("|", as_mask(other), self)
+
+    def __invert__(self) -> "Mask":
+        return _Inverted(self)
+
+    def __bool__(self) -> bool:
+        raise ArgumentError("mask: a mask has no truth value; combine masks with & | ~, not with and, or, not")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FunctionMask(Mask):
+    """``function(b, h, q_idx, kv_idx)`` as a mask."""
+
+    function: Callable[..., Any]
+    text: str
+
+    def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
+        return tracer.call(self.function, b, h, q, kv, what="mask")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Dense(Mask):
+    array: Any
+
+    def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
+        view = as_ndarray(self.array, "mask")
+        target = (*tracer.batch_shape, tracer.heads, tracer.q_len, tracer.kv_len)
+        extra = max(view.ndim - len(target), 0)
+        inner = zip(view.shape[extra:], target[len(target) - view.ndim + extra :], strict=True)
+        if any(size != 1 for size in view.shape[:extra]) or any(size not in (1, full) for size, full in inner):
+            raise ShapeError(
+                f"mask: expected a shape that broadcasts to [batch, heads, q_len, kv_len] = {target}, got {view.shape}; "
+                "each of its dimensions must be 1 or the one above, counted from the right"
+            )
+        return dense(tracer, view, "mask")[0]
+
+    def __repr__(self) -> str:
+        return f"mask(array of shape {tuple(self.array.shape)})"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Combined(Mask):
+    operator: str
+    left: Mask
+    right: Mask
+
+    def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
+        left, right = self.left.trace(tracer, b, h, q, kv), self.right.trace(tracer, b, h, q, kv)
+        both: Sym = left & right if self.operator == "&" else left | right
+        return both
+
+    def __repr__(self) -> str:
+        return f"{self._side(self.left)} {self.operator} {self._side(self.right)}"
+
+    def _side(self, mask: Mask) -> str:
+        mixed = isinstance(mask, _Combined) and mask.operator != self.operator
+        return f"({mask!r})" if mixed else repr(mask)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Inverted(Mask):
+    mask: Mask
+
+    def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
+        hidden: Sym = ~self.mask.trace(tracer, b, h, q, kv)
+        return hidden
+
+    def __repr__(self) -> str:
+        return f"~({self.mask!r})" if isinstance(self.mask, _Combined) else f"~{self.mask!r}"
+
+
+def as_mask(value: Any) -> Mask:
+    """A mask of a mask, of a boolean array, or of f(b, h, q_idx, kv_idx) -> bool."""
+    if isinstance(value, Mask):
+        return value
+    if is_array(value):
+        _check_boolean(value)
+        return _Dense(value)
+    if isinstance(value, Score):
+        raise ArgumentError("mask: expected a mask, got a score function; pass it as score_mod=")
+    if not callable(value):
+        raise ArgumentError(
+            "mask: expected a boolean array (True = may attend), a mask such as rootdk.causal(), or "
+            f"f(b, h, q_idx, kv_idx) -> bool, got {type(value).__name__}"
+        )
+    return FunctionMask(value, f"mask({_name(value)})")
+
+
+def _check_boolean(array: Any) -> None:
+    dtype = np.asarray(array).dtype if isinstance(array, np.ndarray) else array.dtype
+    name = str(dtype).rpartition(".")[2]
+    if name == "bool":
+        return
+    if "float" in name:
+        raise DTypeError(
+            f"mask: expected booleans (True = may attend), got {name}; an array that is added to the scores is "
+            "bias=array; for a mask of 0 and 1 write mask=array != 0"
+        )
+    raise DTypeError(
+        f"mask: expected booleans (True = may attend), got {name}; write mask=array != 0 where 1 means may attend, "
+        "mask=array == 0 where 1 means hidden"
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Score:
+    """A function ``f(score, b, h, q_idx, kv_idx)`` that gives each pair its new score."""
+
+    function: Callable[..., Any]
+    text: str
+
+    def trace(self, tracer: Tracer, score: Sym, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
+        """The score of key ``kv`` for query ``q``, as a float symbol."""
+        return tracer.call(self.function, score, b, h, q, kv, what="score_mod")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def as_score(value: Any) -> Score:
+    """A score function of one, or of f(score, b, h, q_idx, kv_idx) -> score."""
+    if isinstance(value, Score):
+        return value
+    if isinstance(value, Mask):
+        raise ArgumentError("score_mod: expected a score function, got a mask; pass it as mask=")
+    if is_array(value):
+        raise ArgumentError("score_mod: expected a score function, got an array; to add it to the scores: bias=")
+    if not callable(value):
+        raise ArgumentError(f"score_mod: expected f(score, b, h, q_idx, kv_idx) -> score, got {type(value).__name__}")
+    return Score(value, f"score({_name(value)})")
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
