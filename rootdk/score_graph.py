@@ -14,6 +14,7 @@ import numpy as np
 from rootdk import arguments
 from rootdk.errors import ArgumentError
 from rootdk.mods import lang
+from rootdk.mods.dense import dense
 from rootdk.mods.expr import Graph
 from rootdk.mods.trace import Sym, Traced, Tracer
 from rootdk.mods.values import Mask, Score
@@ -50,7 +51,7 @@ def trace_mods(mods: ScoreMods, shape: tuple[int, ...]) -> TracedMods:
     steps = _score_steps(mods.score_mod)
     _check_arrays(mods, shape)
     *batch_shape, heads, q_len, kv_len = shape
-    tracer = Tracer(q_len, kv_len, heads, math.prod(batch_shape))
+    tracer = Tracer(q_len, kv_len, heads, tuple(batch_shape))
     score, bias = _trace_score(tracer, steps, mods.bias, shape)
     mask = None if mods.mask is None else _trace_mask(tracer, mods.mask, shape)
     traced = tracer.finish(score, mask)
@@ -104,7 +105,7 @@ def _trace_score(
         score = changed if number == 0 else lang.where(score == -math.inf, -math.inf, changed)
     if bias is None:
         return (score if steps else None), None
-    added, view = _dense(tracer, bias, "bias", shape)
+    added, view = dense(tracer, bias, "bias")
     # -inf hides even where the score is NaN or inf, which the sum would not
     hidden = added == -math.inf
     if steps:
@@ -116,30 +117,5 @@ def _trace_mask(tracer: Tracer, mask: Any, shape: tuple[int, ...]) -> Sym:
     if isinstance(mask, Mask):
         return mask.trace(tracer, *tracer.indices)
     if isinstance(mask, np.ndarray):
-        return _dense(tracer, mask, "mask", shape)[0]
+        return dense(tracer, mask, "mask")[0]
     return tracer.call(mask, *tracer.indices, what="mask")
-
-
-def _dense(tracer: Tracer, array: np.ndarray, name: str, shape: tuple[int, ...]) -> tuple[Sym, np.ndarray]:
-    """The element that ``array`` holds for a pair, and the view that it is read through.
-
-    A dimension of size 1 is broadcast: nothing indexes it, and the view lacks it. The view is a new array even when its
-    shape is the same, so that a bias that a score function captures too has a slot, hence a gradient, of its own.
-    """
-    b, h, q, kv = tracer.indices
-    axes = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
-    view = array.squeeze(tuple(axis for axis in range(array.ndim) if array.shape[axis] == 1))[...]
-    # counted from the right: -1 kv, -2 q, -3 h, then the batch dimensions
-    last = {-1: kv, -2: q, -3: h}
-    positions = [axis - array.ndim for axis in axes]
-    indices = tuple(last[at] if at in last else _batch_index(b, shape[:-3], at + 3) for at in positions)
-    symbol: Sym = tracer.array(view, name)[indices]
-    return symbol, view
-
-
-def _batch_index(b: Sym, batch_shape: tuple[int, ...], axis: int) -> Sym:
-    """The index along batch dimension ``axis`` (from the right) of flat batch ``b``."""
-    inner = math.prod(batch_shape[axis + 1 :]) if axis != -1 else 1
-    outer = math.prod(batch_shape[:axis])
-    index = b if inner == 1 else b // inner
-    return index if outer == 1 else index % batch_shape[axis]
