@@ -4,7 +4,6 @@ import functools
 import math
 import operator
 import secrets
-from itertools import combinations
 
 import numpy as np
 
@@ -20,8 +19,6 @@ __all__ = [
     "as_sinks",
     "check_array",
     "check_bias",
-    "check_broadcast",
-    "check_mask",
     "element_type",
 ]
 
@@ -58,23 +55,6 @@ def check_float(name: str, array: object) -> DType:
     return dtype
 
 
-def check_mask(array: np.ndarray) -> None:
-    """Refuse a mask array that is not boolean."""
-    dtype = check_array("mask", array).dtype
-    if dtype == np.bool_:
-        return
-    known = element_type(dtype)
-    if known is not None and known.kind is Kind.FLOAT:
-        raise DTypeError(
-            f"mask: expected booleans (True = may attend), got {dtype}; an array that is added to the scores is "
-            "bias=array; for a mask of 0 and 1 write mask=array != 0"
-        )
-    raise DTypeError(
-        f"mask: expected booleans (True = may attend), got {dtype}; write mask=array != 0 where 1 means may attend, "
-        "mask=array == 0 where 1 means hidden"
-    )
-
-
 def check_bias(array: object) -> None:
     """Refuse a bias that is not a floating array."""
     dtype = check_array("bias", array).dtype
@@ -86,24 +66,6 @@ def check_bias(array: object) -> None:
             "bias.astype(np.float32), or, to hide pairs where it is 0, pass mask=bias != 0"
         )
     check_float("bias", array)
-
-
-def check_broadcast(name: str, shape: tuple[int, ...], target: tuple[int, ...]) -> None:
-    """Refuse a shape that does not broadcast to ``target`` = [*batch, heads, q_len, kv_len]."""
-    extra = max(len(shape) - len(target), 0)
-    fits = all(size == 1 for size in shape[:extra]) and _fits(shape[extra:], target[len(target) - len(shape) + extra :])
-    if fits:
-        return
-    message = f"{name}: expected a shape that broadcasts to [batch, heads, q_len, kv_len] = {target}, got {shape}"
-    for axes in combinations(range(len(target)), len(shape)):
-        if shape and _fits(shape, tuple(target[axis] for axis in axes)):
-            wide = tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in range(axes[0], len(target)))
-            raise ShapeError(f"{message}; reshape it: {name}.reshape{wide}")
-    raise ShapeError(f"{message}; each of its dimensions must be 1 or the one above, counted from the right")
-
-
-def _fits(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    return all(size in (1, full) for size, full in zip(shape, target, strict=True))
 
 
 def as_scale(scale: object, d_k: int) -> float:

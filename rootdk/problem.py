@@ -14,6 +14,7 @@ from rootdk import arguments
 from rootdk.dtypes import DType
 from rootdk.errors import DTypeError, ShapeError
 from rootdk.mods.expr import Graph
+from rootdk.score_graph import ScoreMods, trace_mods
 
 __all__ = ["Bound", "Operands", "Problem", "bind"]
 
@@ -158,8 +159,6 @@ def bind(
     Returns views of the caller's arrays, never copies of them. Raises a ``RootdkError`` that names the argument, what
     was expected, what came, and what to do.
     """
-    from rootdk.score_graph import ScoreMods, trace_mods
-
     dtype = _shared_dtype(query, key, value)
     inputs = _Inputs((query, key, value), arguments.as_layout(layout))
     batch_shape = _check_shapes(inputs)

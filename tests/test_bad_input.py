@@ -200,7 +200,7 @@ WRONG: list[tuple[str, type[RootdkError], str, dict[str, Any]]] = [
         "f(b, h, q_idx, kv_idx) -> bool, got list",
         {"mask": [[True]]},
     ),
-    ("mask False", ArgumentError, "got False; None shows every pair", {"mask": False}),
+    ("mask False", ArgumentError, "mask: expected a boolean array .* got bool", {"mask": False}),
     ("mask name", ArgumentError, "mask: expected a boolean array .* got str", {"mask": "causal"}),
     (
         "mask is a score",
@@ -250,7 +250,7 @@ WRONG: list[tuple[str, type[RootdkError], str, dict[str, Any]]] = [
     (
         "score_mod is a number",
         ArgumentError,
-        "score_mod: expected f(score, b, h, q_idx, kv_idx) -> score, or a sequence of such functions, got float",
+        "score_mod: expected f(score, b, h, q_idx, kv_idx) -> score, got float",
         {"score_mod": 2.0},
     ),
     (

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rootdk.errors import ArgumentError, DTypeError, ShapeError
+from rootdk.errors import ArgumentError, DTypeError
 from rootdk.mods.dense import dense
 from rootdk.mods.foreign import as_ndarray, is_array
 from rootdk.mods.trace import Sym, Tracer
@@ -67,16 +67,7 @@ class _Dense(Mask):
     array: Any
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
-        view = as_ndarray(self.array, "mask")
-        target = (*tracer.batch_shape, tracer.heads, tracer.q_len, tracer.kv_len)
-        extra = max(view.ndim - len(target), 0)
-        inner = zip(view.shape[extra:], target[len(target) - view.ndim + extra :], strict=True)
-        if any(size != 1 for size in view.shape[:extra]) or any(size not in (1, full) for size, full in inner):
-            raise ShapeError(
-                f"mask: expected a shape that broadcasts to [batch, heads, q_len, kv_len] = {target}, got {view.shape}; "
-                "each of its dimensions must be 1 or the one above, counted from the right"
-            )
-        return dense(tracer, view, "mask")[0]
+        return dense(tracer, as_ndarray(self.array, "mask"), "mask")[0]
 
     def __repr__(self) -> str:
         return f"mask(array of shape {tuple(self.array.shape)})"
