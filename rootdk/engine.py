@@ -13,9 +13,9 @@ from rootdk.errors import BoundsError
 from rootdk.machine import Target, caches, host
 from rootdk.mods import bounds, ranges
 from rootdk.mods.expr import Graph
-from rootdk.plan.frame import CALL_WORDS, FRAME
-from rootdk.plan.partition import Partition, panel_bytes, partition
-from rootdk.plan.schedule import ForwardSpec, schedule_for
+from rootdk.planning.frame import CALL_WORDS, FRAME
+from rootdk.planning.partition import Partition, panel_bytes, partition
+from rootdk.planning.schedule import ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
 from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels

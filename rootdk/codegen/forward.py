@@ -25,7 +25,7 @@ from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.tile_scores import Mods
 from rootdk.machine import Target
 from rootdk.mods.expr import Graph
-from rootdk.plan.schedule import ForwardSpec
+from rootdk.planning.schedule import ForwardSpec
 
 __all__ = ["forward_module"]
 

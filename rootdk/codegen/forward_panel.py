@@ -15,7 +15,7 @@ from rootdk.codegen.tile_matmul import tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
 from rootdk.codegen.vector_math import log2
 from rootdk.dtypes import DType
-from rootdk.plan.schedule import TileShape
+from rootdk.planning.schedule import TileShape
 
 __all__ = ["AttendKernel", "PanelRoutines", "padded_width"]
 

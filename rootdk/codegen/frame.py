@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder
-from rootdk.plan.frame import FRAME
+from rootdk.planning.frame import FRAME
 
 __all__ = ["Frame"]
 

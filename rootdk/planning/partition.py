@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rootdk.plan.schedule import Schedule
+from rootdk.planning.schedule import Schedule
 
 __all__ = ["Partition", "panel_bytes", "partition"]
 
