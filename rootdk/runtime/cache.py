@@ -20,7 +20,7 @@ __all__ = ["Counters", "KernelCache", "kernels"]
 
 # A few hundred kilobytes each at most. A kernel that is in use outlives its eviction.
 _KERNELS_IN_MEMORY = 256
-_SOURCE_FOLDERS = (".", "codegen", "mods", "plan", "runtime")
+_SOURCE_FOLDERS = (".", "codegen", "mods", "planning", "runtime")
 
 
 @dataclass(slots=True)
