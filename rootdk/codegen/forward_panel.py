@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from llvmlite import ir
@@ -228,20 +228,15 @@ class AttendKernel:
     ) -> None:
         """Score function and mask over the stored scores."""
         b, kind = tile.b, self.mods.index_type
-
-        def narrow(index: ir.Value) -> ir.Value:
-            return b.ir.trunc(index, kind) if kind != I64 else index
-
         queries = [
             lane_indices(b, b.index(b.add(first, n * b.lanes)), frame.word("q_len"), kind) for n in range(self.vectors)
         ]
-        fixed = {name: narrow(leaves[name]) for name in ("b", "h")}
-        environment = self.mods.environment(frame, fixed)
+        environment = self.mods.environment(frame, leaves)
         with b.loop(0, count) as j:
-            key = narrow(b.ir.add(leaves["kv"], j))
+            key = b.ir.add(leaves["kv"], j)
             for n, query in enumerate(queries):
                 score = b.load_lanes(tile.pointer, tile.offset(j, n))
-                here = environment.at(score=score, q=query, kv=key)
+                here = replace(environment, leaves={**leaves, "score": score, "q": query, "kv": key})
                 b.store_lanes(self.mods.modify(b, score, here, masked=masked), tile.pointer, tile.offset(j, n))
 
     def _add_values(

@@ -87,9 +87,10 @@ class Mods:
         return self.graph.mask is not None or self.graph.score is not None
 
     def environment(self, frame: Frame, leaves: Mapping[str, ir.Value]) -> Environment:
+        """Indices are 64-bit scalars, or lanes of ``index_type``."""
         return Environment(
-            leaves=dict(leaves), constants=frame.address("constants"), arrays=frame.address("arrays"),
-            fault=frame.address("fault"), index_type=self.index_type, visible=None, proven=self.proven,
+            leaves, frame.address("constants"), frame.address("arrays"), self.index_type,
+            fault=frame.address("fault"), proven=self.proven,
         )  # fmt: skip
 
     def modify(self, b: Builder, score: ir.Value, environment: Environment, *, masked: bool) -> ir.Value:
