@@ -26,7 +26,7 @@ def dot_product_attention(case: Case, arrays: Arrays) -> Prepared:
     if case.d_k != case.d_v:
         raise UnavailableError("needs d_k = d_v")
     if case.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        jax.config.update("jax_enable_x64", True)
     inputs = [jax.numpy.asarray(np.ascontiguousarray(lengths_first(array, case.layout))) for array in arrays]
     attend = jax.jit(partial(jax.nn.dot_product_attention, **options[case.pattern]))
     return Prepared(

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -13,7 +14,7 @@ from rootdk.errors import RootdkError
 __all__ = ["main"]
 
 # Typer carries a click of its own or uses the installed one, by version; either way this is its base of usage errors.
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     help="Scaled dot-product attention for CPUs, compiled from Python.",
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = app(given or ["--help"], prog_name="rootdk", standalone_mode=False)
     except _UsageError as error:
-        return _refuse(error.format_message())  # type: ignore[attr-defined]
+        return _refuse(error.format_message())
     except RootdkError as error:
         return _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):

@@ -16,7 +16,7 @@ from rootdk.cli.output import emit_json, progress
 __all__ = ["bench"]
 
 # Typer needs the choices as a type.
-QuestionName = StrEnum("QuestionName", list(QUESTIONS))
+QuestionName = StrEnum("QuestionName", {name: name for name in QUESTIONS})  # type: ignore[misc]
 _MAIN = QuestionName("forward")
 
 
