@@ -163,42 +163,37 @@ def test_after_fork_with_openmp():
 
 
 INTERRUPT = """
-def interrupt():
-    time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
+def interrupt(context):
+    while context[0] == 0:  # nobody has taken a task yet
+        time.sleep(0.001)
+    for _ in range(2):
+        time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
 
-for _ in range(5):
-    tasks, rounds = 40, {rounds}
+for _ in range(3):
+    tasks = 40
     done = np.zeros(tasks, dtype=np.int64)
-    context = np.array([0, tasks, done.ctypes.data, rounds], dtype=np.int64)
-    sender = threading.Thread(target=interrupt)
+    context = np.array([0, tasks, done.ctypes.data, 20_000_000], dtype=np.int64)
+    sender = threading.Thread(target=interrupt, args=(context,))
+    sender.start()
     try:
-        sender.start()
         threads.run(COUNTER, context.ctypes.data, 2)
-        sender.join()
         print("not interrupted")
     except KeyboardInterrupt:
-        # Every task is finished, so nobody is left in the kernel.
-        assert (done == 1).all()
-        while sender.is_alive():
-            try:
-                sender.join()
-            except KeyboardInterrupt:
-                pass
+        assert (done == 1).all()  # so nobody is left in the kernel
+    sender.join()
     assert run_count(8, 100, 2)
 print("fine")
 """
 
 
 def test_ctrl_c_is_raised_after_the_last_thread_has_left():
-    assert run_script(INTERRUPT.format(rounds=4_000_000)) == "fine"
+    assert run_script(INTERRUPT) == "fine"
 
 
 def test_ctrl_c_with_openmp():
     pytest.importorskip("torch")
-    assert run_script("import torch\n" + INTERRUPT.format(rounds=4_000_000)) == "fine"
+    assert run_script("import torch\n" + INTERRUPT) == "fine"
 
 
 def test_an_interrupt_while_waiting_for_a_helper_waits_on():
