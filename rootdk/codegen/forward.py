@@ -12,7 +12,7 @@ Nothing a row does depends on other rows: see docs/design.md, "Bits".
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -20,17 +20,13 @@ from llvmlite import ir
 from rootdk.codegen.builder import I64, POINTER, Builder
 from rootdk.codegen.forward_panel import AttendKernel, PanelRoutines, padded_width
 from rootdk.codegen.frame import Frame
-from rootdk.codegen.lower_bounds import classify
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.tile_scores import Mods
+from rootdk.codegen.visibility import Tile, Visibility
 from rootdk.machine import Target
-from rootdk.mods.expr import Graph
 from rootdk.planning.schedule import ForwardSpec
 
 __all__ = ["forward_module"]
-
-NONE, SOME, ALL = range(3)
-"""What a mask shows of a tile."""
 
 
 def forward_module(spec: ForwardSpec, target: Target) -> ir.Module:
@@ -56,16 +52,6 @@ def forward_module(spec: ForwardSpec, target: Target) -> ir.Module:
     return module
 
 
-@dataclass(frozen=True)
-class _Tiles:
-    """A rectangle of the score matrix, first and last row and key inclusive."""
-
-    first_query: ir.Value
-    last_query: ir.Value
-    first_key: ir.Value
-    last_key: ir.Value
-
-
 class _Task:
     """One task's function: (frame, scratch, number)."""
 
@@ -77,7 +63,7 @@ class _Task:
             AttendKernel(entry, self.mods, vectors, shape, self.schedule.value_rows)
             for vectors, shape in enumerate(self.schedule.tiles, start=1)
         ]
-        self.look = None if spec.graph.mask is None else _visibility(entry, spec.graph)
+        self.visibility = Visibility(entry, spec.graph)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
         frame_pointer, self.scratch, number = b.function.args
         self.frame = Frame(b, frame_pointer)
@@ -121,12 +107,12 @@ class _Task:
             self._call(self.routines.start, panel, queries, panel.first)
         with b.loop(0, kv_len, schedule.chunk) as chunk:
             chunk_end = b.lower_of(b.add(chunk, schedule.chunk), kv_len)
-            with self._unless_hidden(_Tiles(first, b.sub(end, 1), chunk, b.sub(chunk_end, 1))):
+            with self._unless_hidden((first, b.sub(end, 1), chunk, b.sub(chunk_end, 1))):
                 with self._each_panel() as panel:
                     self._call(self.routines.clear_chunk, panel)
                 with b.loop(chunk, chunk_end, schedule.block) as block:
                     block_end = b.lower_of(b.add(block, schedule.block), chunk_end)
-                    with self._unless_hidden(_Tiles(first, b.sub(end, 1), block, b.sub(block_end, 1))):
+                    with self._unless_hidden((first, b.sub(end, 1), block, b.sub(block_end, 1))):
                         self._attend_block(keys, values, block, block_end)
                 with self._each_panel() as panel:
                     self._call(self.routines.merge, panel)
@@ -145,13 +131,14 @@ class _Task:
         )
         with self._each_panel() as panel:
             last = b.lower_of(self._row(b.index(b.add(panel.number, 1))), self.frame.word("q_len"))
-            visible = self._visibility(_Tiles(panel.first, b.sub(last, 1), block, b.sub(block_end, 1)))
-            with b.when(b.ir.icmp_signed("!=", visible, b.index(NONE))):
-                masked = b.ir.icmp_signed("==", visible, b.index(SOME))
+            with self._unless_hidden((panel.first, b.sub(last, 1), block, b.sub(block_end, 1))) as masked:
                 self._attend_by_width(
                     panel, self.scratch, key, key_stride, value, value_stride, count, panel.first, block, self.batch,
                     self.head, masked,
                 )  # fmt: skip
+
+    def _unless_hidden(self, tile: Tile) -> AbstractContextManager[ir.Value]:
+        return self.visibility.unless_hidden(self.b, self.frame, (self.batch, self.head), tile)
 
     # Panels ------------------------------------------------------------------------------------------------------
 
@@ -213,23 +200,6 @@ class _Task:
             where.value, stride.value = memory, memory_stride
         return where.value, stride.value
 
-    # Masks -----------------------------------------------------------------------------------------------------------
-
-    def _visibility(self, tiles: _Tiles) -> ir.Value:
-        """NONE, SOME or ALL of the tile, as far as interval analysis can prove."""
-        if self.look is None:
-            return self.b.index(ALL)
-        arguments = [tiles.first_query, tiles.last_query, tiles.first_key, tiles.last_key]
-        return self.b.ir.call(self.look, [self.frame.pointer, self.batch, self.head, *arguments])
-
-    @contextmanager
-    def _unless_hidden(self, tiles: _Tiles) -> Iterator[None]:
-        if self.look is None:
-            yield
-            return
-        with self.b.when(self.b.ir.icmp_signed("!=", self._visibility(tiles), self.b.index(NONE))):
-            yield
-
 
 @dataclass(frozen=True)
 class _Panel:
@@ -237,17 +207,3 @@ class _Panel:
     first: ir.Value
     vectors: ir.Value
     memory: ir.Value
-
-
-def _visibility(entry: Builder, graph: Graph) -> ir.Function:
-    """(frame, batch, head, first query, last query, first key, last key) -> NONE, SOME or ALL."""
-    b = Builder.define(entry.function.module, "visibility", [POINTER, *[I64] * 6], entry, returns=I64)
-    pointer, batch, head, first_query, last_query, first_key, last_key = b.function.args
-    frame = Frame(b, pointer)
-    intervals = {
-        "b": (batch, batch), "h": (head, head), "q": (first_query, last_query), "kv": (first_key, last_key),
-    }  # fmt: skip
-    some_hidden, some_shown = classify(b, graph, intervals, frame.address("constants"), frame.address("tables"))
-    partly = b.ir.select(some_hidden, b.index(SOME), b.index(ALL))
-    b.ir.ret(b.ir.select(some_shown, partly, b.index(NONE)))
-    return b.function

@@ -1,6 +1,6 @@
 """What the forward kernel does to one panel of queries."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -11,7 +11,7 @@ from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.online_softmax import LOG2_E, LaneStats, Softmax, is_hidden_weight
 from rootdk.codegen.panels import Rows, pack, unpack
-from rootdk.codegen.tile_matmul import tile_matmul
+from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
 from rootdk.codegen.vector_math import log2
 from rootdk.dtypes import DType
@@ -78,7 +78,7 @@ class PanelMemory:
 
 
 class PanelRoutines:
-    """What happens to a panel outside the hot loops: functions of (frame, panel, vectors, ...) that serve every width."""
+    """What happens to a panel outside the hot loops: functions of (frame, panel, vectors, ...) for every width."""
 
     def __init__(self, entry: Builder, dtype: DType, mods: Mods, value_rows: int) -> None:
         self.entry, self.dtype, self.value_rows = entry, dtype, value_rows
@@ -262,33 +262,13 @@ class AttendKernel:
                 row = b.at(start, b.mul(r, value_stride))
                 return (b.splat(b.load(b.real, row, m * b.size)) for m in range(columns))
 
-            sums = tile_matmul(b, count, elements, lanes, shape)
             if self.mods.may_hide:
-                sums = self._without_poison(b, sums, lambda: tile_matmul(
-                    b, count, elements, lanes, shape, hidden=lambda w: [is_hidden_weight(b, weight) for weight in w]
-                ))  # fmt: skip
+                sums = poison_free_matmul(
+                    b, count, elements, lanes, shape, lambda _, weight: is_hidden_weight(b, weight)
+                )
+            else:
+                sums = tile_matmul(b, count, elements, lanes, shape)
             for m, row in enumerate(sums):
                 for n, (total, factor) in enumerate(zip(row, factors, strict=True)):
                     offset = panel.offset(b.add(c, m), n)
                     b.store_lanes(b.fma(b.load_lanes(output, offset), factor, total), output, offset)
-
-    @staticmethod
-    def _without_poison(
-        b: Builder, sums: list[list[ir.Value]], again: Callable[[], list[list[ir.Value]]]
-    ) -> list[list[ir.Value]]:
-        """``sums``, unless some are not finite: then ``again()``, which leaves hidden values out.
-
-        0 times a hidden NaN or infinity is NaN, so a leak always shows here; looking costs one FMA per sum, where
-        selecting in the loop would cost one per product.
-        """
-        slots = [[b.slot(total) for total in row] for row in sums]
-        zero = b.splat(0.0)
-        leak = zero
-        for row in sums:
-            for total in row:
-                leak = b.fma(total, zero, leak)
-        with b.when(b.any(b.ir.fcmp_unordered("uno", leak, leak)), likely=False):
-            for row, new in zip(slots, again(), strict=True):
-                for slot, total in zip(row, new, strict=True):
-                    slot.value = total
-        return [[slot.value for slot in row] for row in slots]

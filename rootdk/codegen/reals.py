@@ -135,3 +135,26 @@ class Reals:
         """``x``, which is not negative, with the sign of ``sign``."""
         negative = self.ir.and_(self.bits(sign), self.whole(1 << self.format.width - 1))
         return self.real(self.ir.or_(self.bits(x), negative))
+
+    # Twice the precision ---------------------------------------------------------------------------------------------
+
+    def product(self, a: ir.Value | float, b: ir.Value | float) -> tuple[ir.Value, ir.Value]:
+        """(p, e) with p = a * b rounded, and p + e = a * b to twice the precision, less a bit where nothing fuses."""
+        a, b = self.value(a), self.value(b)
+        rounded = self.mul(a, b)
+        if self.builder.target.fma:
+            return rounded, self.fma(a, b, self.ir.fneg(rounded))
+        (a_high, a_low), (b_high, b_low) = self._halves(a), self._halves(b)
+        cross = self.add(self.sub(self.mul(a_high, b_high), rounded), self.mul(a_high, b_low))
+        return rounded, self.add(self.add(cross, self.mul(a_low, b_high)), self.mul(a_low, b_low))
+
+    def _halves(self, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The upper and the lower half of the digits."""
+        low_bits = (1 << (self.format.mantissa + 2) // 2) - 1
+        high = self.real(self.ir.and_(self.bits(x), self.whole((1 << self.format.width) - 1 - low_bits)))
+        return high, self.sub(x, high)
+
+    def exact_sum(self, large: ir.Value | float, small: ir.Value | float) -> tuple[ir.Value, ir.Value]:
+        """(s, e) with s = large + small rounded, and s + e exact; ``small`` is not the larger."""
+        total = self.add(large, small)
+        return total, self.sub(small, self.sub(total, large))

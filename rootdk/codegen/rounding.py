@@ -61,13 +61,13 @@ def _signed(r: Reals, x: ir.Value, whole: ir.Value) -> ir.Value:
 def floor_divide(builder: Builder, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
     """(a // b, a % b) as Python has them: the quotient rounded down, the remainder with the sign of ``b``.
 
-    By zero they are a / b and NaN. The remainder is exact up to quotients of 2^mantissa where multiply-add is fused,
-    and of no meaning beyond.
+    By zero they are a / b and NaN. Exact up to quotients of 2^mantissa, and of no meaning beyond.
     """
     r = Reals(builder, a)
     top, bottom = r.absolute(a), r.absolute(b)
     quotient = trunc(builder, r.div(top, bottom))
-    rest = r.fma(quotient, r.sub(-0.0, bottom), top)
+    product, low = r.product(quotient, bottom)
+    rest = r.sub(r.sub(top, product), low)
     # the quotient's own rounding may have carried it to the next whole number
     over = r.compare("<", rest, 0.0)
     quotient, rest = r.select(over, r.sub(quotient, 1.0), quotient), r.select(over, r.add(rest, bottom), rest)

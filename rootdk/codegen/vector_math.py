@@ -12,7 +12,20 @@ from llvmlite import ir
 from rootdk.codegen.builder import Builder
 from rootdk.codegen.reals import Reals
 
-__all__ = ["erf", "exp", "exp2", "exp2_nonpositive", "expm1", "log", "log1p", "log2", "sigmoid", "sqrt", "tanh"]
+__all__ = [
+    "erf",
+    "exp",
+    "exp2",
+    "exp2_nonpositive",
+    "expm1",
+    "exponent_and_fraction",
+    "log",
+    "log1p",
+    "log2",
+    "sigmoid",
+    "sqrt",
+    "tanh",
+]
 
 # 2^x on [-1/2, 1/2], exactly 1 at 0. Relative error: degree 5 9.3e-08, degree 11 4.1e-18.
 EXP2 = {
@@ -94,14 +107,17 @@ def exp2_nonpositive(builder: Builder, x: ir.Value) -> ir.Value:
     return r.mul(r.polynomial(fraction, EXP2[r.format.width]), scale)
 
 
-def exp2(builder: Builder, x: ir.Value) -> ir.Value:
-    """2^x; overflows to inf, underflows gradually to 0. Error: 2, 1 ulp."""
+def exp2(builder: Builder, x: ir.Value, low: ir.Value | None = None) -> ir.Value:
+    """2^x; overflows to inf, underflows gradually to 0. Error: 2, 1 ulp. ``low``: more digits of x, below its last."""
     r = Reals(builder, x)
     form = r.format
     x = r.at_most(form.bias + 2, r.at_least(-(form.bias + form.mantissa + 2), x))
     magic = form.magic + 2 * form.bias
     shifted = r.add(x, magic)
-    return _scaled(r, r.polynomial(r.sub(x, r.sub(shifted, magic)), EXP2[form.width]), shifted)
+    fraction = r.sub(x, r.sub(shifted, magic))
+    if low is not None:
+        fraction = r.add(fraction, low)
+    return _scaled(r, r.polynomial(fraction, EXP2[form.width]), shifted)
 
 
 def exp(builder: Builder, x: ir.Value) -> ir.Value:
@@ -212,7 +228,17 @@ def _log_sum(r: Reals, parts: tuple[ir.Value, ir.Value, ir.Value], more: ir.Valu
 
 
 def _log_parts(r: Reals, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """(e, f, c) with log(x) = e log(2) + f + c: e whole, f exact in [sqrt(1/2) - 1, sqrt(2) - 1], c small beside f."""
+    """(e, f, c) with log(x) = e log(2) + f + c: e and f as of ``exponent_and_fraction``, c small beside f."""
+    exponent, f = exponent_and_fraction(r, x)
+    s = r.div(f, r.add(f, 2.0))
+    z = r.mul(s, s)
+    half_square = r.mul(r.mul(f, 0.5), f)
+    tail = r.mul(z, r.polynomial(z, LOG[r.format.width]))
+    return exponent, f, r.sub(r.mul(s, r.add(half_square, tail)), half_square)
+
+
+def exponent_and_fraction(r: Reals, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """(e, f) with x = 2^e (1 + f) for finite x > 0: e whole, f exact in [sqrt(1/2) - 1, sqrt(2) - 1]."""
     form = r.format
     tiny = r.compare("<", x, form.smallest_normal)
     x = r.select(tiny, r.mul(x, 2.0 ** (form.mantissa + 1)), x)
@@ -222,12 +248,7 @@ def _log_parts(r: Reals, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     power = r.ir.shl(r.ir.sub(biased, r.whole(form.bias)), r.whole(form.mantissa))
     f = r.sub(r.real(r.ir.sub(r.bits(x), power)), 1.0)
     exponent = r.sub(r.real(r.ir.add(biased, r.whole(form.magic_bits))), form.magic + form.bias)
-    exponent = r.sub(exponent, r.select(tiny, form.mantissa + 1, 0.0))
-    s = r.div(f, r.add(f, 2.0))
-    z = r.mul(s, s)
-    half_square = r.mul(r.mul(f, 0.5), f)
-    tail = r.mul(z, r.polynomial(z, LOG[form.width]))
-    return exponent, f, r.sub(r.mul(s, r.add(half_square, tail)), half_square)
+    return r.sub(exponent, r.select(tiny, form.mantissa + 1, 0.0)), f
 
 
 def _log_edges(r: Reals, x: ir.Value, result: ir.Value) -> ir.Value:
