@@ -5,6 +5,7 @@ is False, or where a score function or the bias makes its score -inf: what was h
 after. Bias and dense boolean masks are gathers of captured arrays like any other, so kernels know neither.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +51,23 @@ def trace_mods(mods: ScoreMods, shape: tuple[int, ...]) -> TracedMods:
     steps, mask = _score_steps(mods.score_mod), _mask(mods.mask)
     if mods.bias is not None:
         arguments.check_bias(mods.bias)
+    elif (mask is None or mask.fixed) and all(step.fixed for step in steps):
+        return _trace_fixed(steps, mask, shape)
+    return _trace(steps, mods.bias, mask, shape)
+
+
+@functools.lru_cache(maxsize=256)
+def _trace_fixed(steps: tuple[Score, ...], mask: Mask | None, shape: tuple[int, ...]) -> TracedMods:
+    """What ready-made masks and scores come to; tracing them takes longer than all else that a small call does."""
+    return _trace(steps, None, mask, shape)
+
+
+def _trace(
+    steps: tuple[Score, ...], bias_array: np.ndarray | None, mask: Mask | None, shape: tuple[int, ...]
+) -> TracedMods:
     *batch_shape, heads, q_len, kv_len = shape
     tracer = Tracer(q_len, kv_len, heads, tuple(batch_shape))
-    score, bias = _trace_score(tracer, steps, mods.bias)
+    score, bias = _trace_score(tracer, steps, bias_array)
     visible = None if mask is None else mask.trace(tracer, *tracer.indices)
     traced = tracer.finish(score, visible)
     slot = None if bias is None else next(slot for slot, array in enumerate(traced.arrays) if array is bias)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootdk import dtypes
+from rootdk import dtypes, masks
 from rootdk.problem import Bound, Problem, bind
 
 
@@ -155,3 +155,22 @@ def test_dense_arrays_never_index_out_of_bounds(role: str) -> None:
     array = np.ones((1, 3, 1, 6, 5), np.float64 if role == "bias" else np.bool_)
     query, key, value = zeros(2, 3, 4, 6, 8), zeros(2, 3, 4, 5, 8), zeros(2, 3, 4, 5, 3)
     reference.attention(query, key, value, **{role: array})
+
+
+def test_ready_made_masks_are_traced_once() -> None:
+    first, second = (simple(mask=masks.causal(align=0) & ~masks.sink_tokens(1)).problem.graph for _ in range(2))
+    assert first is second
+    assert first is not simple(mask=masks.causal(align=0)).problem.graph
+
+
+def test_values_that_a_function_reads_are_those_at_the_call() -> None:
+    limit, lengths = 3, np.array([1, 2])
+
+    def near(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return kv < limit
+
+    first = simple(mask=near)
+    limit = 4
+    assert (first.operands.constants, simple(mask=near).operands.constants) == ((3,), (4,))
+    padded = masks.lengths(lengths)
+    assert np.shares_memory(simple(mask=padded).operands.arrays[0], lengths)

@@ -29,6 +29,11 @@ class Mask:
         """Whether key ``kv`` is visible to query ``q``, as a boolean symbol."""
         raise NotImplementedError
 
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing that the mask reads can change, so that one trace serves all calls of the same sizes."""
+        return False
+
     def __and__(self, other: Any) -> "Mask":
         return _Combined("&", self, as_mask(other))
 
@@ -48,12 +53,16 @@ class Mask:
         raise ArgumentError("mask: a mask has no truth value; combine masks with & | ~, not with and, or, not")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class FunctionMask(Mask):
     """``function(b, h, q_idx, kv_idx)`` as a mask."""
 
     function: Callable[..., Any]
     text: str
+
+    @property
+    def fixed(self) -> bool:
+        return _captures_numbers_only(self.function)
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         return tracer.call(self.function, b, h, q, kv, what="mask")
@@ -73,11 +82,15 @@ class _Dense(Mask):
         return f"mask(array of shape {tuple(self.array.shape)})"
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Combined(Mask):
     operator: str
     left: Mask
     right: Mask
+
+    @property
+    def fixed(self) -> bool:
+        return self.left.fixed and self.right.fixed
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         left, right = self.left.trace(tracer, b, h, q, kv), self.right.trace(tracer, b, h, q, kv)
@@ -92,9 +105,13 @@ class _Combined(Mask):
         return f"({mask!r})" if mixed else repr(mask)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Inverted(Mask):
     mask: Mask
+
+    @property
+    def fixed(self) -> bool:
+        return self.mask.fixed
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         hidden: Sym = ~self.mask.trace(tracer, b, h, q, kv)
@@ -137,12 +154,17 @@ def _check_boolean(array: Any) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, repr=False)
 class Score:
     """A function ``f(score, b, h, q_idx, kv_idx)`` that gives each pair its new score."""
 
     function: Callable[..., Any]
     text: str
+
+    @property
+    def fixed(self) -> bool:
+        """As of a mask."""
+        return _captures_numbers_only(self.function)
 
     def trace(self, tracer: Tracer, score: Sym, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         """The score of key ``kv`` for query ``q``, as a float symbol."""
@@ -163,6 +185,13 @@ def as_score(value: Any) -> Score:
     if not callable(value):
         raise ArgumentError(f"score_mod: expected f(score, b, h, q_idx, kv_idx) -> score, got {type(value).__name__}")
     return Score(value, f"score({_name(value)})")
+
+
+def _captures_numbers_only(function: Any) -> bool:
+    # only of ready-made functions: what a user's own reads through globals and objects may change between calls
+    if getattr(function, "__module__", None) not in ("rootdk.masks", "rootdk.scores"):
+        return False
+    return all(isinstance(cell.cell_contents, int | float | str | None) for cell in function.__closure__ or ())
 
 
 def _name(function: Any) -> str:
