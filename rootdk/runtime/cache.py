@@ -144,9 +144,9 @@ def _digest(key: str, target: Target, entries: tuple[str, ...]) -> bytes:
 
 @cache
 def _sources() -> str:
-    """A digest of the sources that kernels come from, rootdk's version among them.
+    """A digest of the sources that kernels come from: rootdk's version, to the letter.
 
-    An edit of them must never meet a kernel from before it. Reading them takes 2 ms, once a process.
+    A number would not do: an edit must never meet a kernel from before it. Reading them takes 1 ms, once a process.
     """
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
