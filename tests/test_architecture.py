@@ -25,8 +25,8 @@ ALLOWED = {
     "mods": {"errors", "dtypes"},
     **{layer: {"errors", "dtypes", "mods"} | PROBLEM for layer in PROBLEM},
     # Ready-made mods are user code: they get nothing that a user doesn't.
-    "masks": {"errors", "mods.lang", "mods.values"},
-    "scores": {"errors", "mods.lang", "mods.values"},
+    "masks": {"errors", "mods.lang", "mods.values", "mods.foreign"},
+    "scores": {"errors", "mods.lang", "mods.values", "mods.foreign"},
     "reference": {"errors", "dtypes", "dropout", "mods"} | PROBLEM,
     "planning": {"errors", "dtypes", "machine", "mods"} | PROBLEM,
     "codegen": {"dtypes", "machine", "mods", "planning"},

@@ -26,7 +26,8 @@ _NAMES = tuple(dtype.name for dtype in FLOATS)
 def show(as_json: JsonOption = False) -> None:
     """List the kernels on disk, and say where they are or why none are kept."""
     store = kernels()
-    status, entries = store.status(), store.show()
+    status = store.status()
+    entries = store.show() if status.reads else ()
     total = sum(entry.size for entry in entries)
     if as_json:
         emit_json(

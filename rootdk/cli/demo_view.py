@@ -12,11 +12,7 @@ from rootdk.cli.demo_work import Lap, Layer
 __all__ = ["show_layer", "show_race"]
 
 _BAR = 24
-_WORDS = {
-    "rootdk": "rootdk",
-    "torch": "torch scaled_dot_product_attention",
-    "numpy": "NumPy, the naive way",
-}
+_NAMES = {"rootdk": "rootdk", "torch": "torch SDPA", "numpy": "NumPy, naive"}
 
 
 def show_layer(layer: Layer) -> None:
@@ -56,24 +52,23 @@ def show_race(race: Sequence[Lap]) -> None:
     ours = {lap.pattern: lap.seconds for lap in race if lap.name == "rootdk"}
     for lap in race:
         base = ours[lap.pattern]
-        style = "bold green" if lap.name == "rootdk" else ""
         if lap.seconds is None or base is None:
-            table.add_row(lap.pattern, _WORDS[lap.name], Text(lap.reason or "", style="dim"), "", "")
+            table.add_row(lap.pattern, _NAMES[lap.name], Text("–", style="dim"))
             continue
         table.add_row(
             lap.pattern,
-            _WORDS[lap.name],
+            _NAMES[lap.name],
             f"{lap.seconds * 1e3:.1f} ms",
             "" if lap.name == "rootdk" else _compare(lap.seconds / base),
             "unknown" if lap.extra_bytes is None else f"{lap.extra_bytes / 2**20:.1f} MiB",
-            style=style,
+            style="bold green" if lap.name == "rootdk" else "",
         )
     console.print(Text("\nA race", style="bold"))
-    console.print("One sequence of 2048 tokens, d_model 768, 12 heads, float32; medians, timed in turns\n")
+    console.print("2048 tokens, d_model 768, 12 heads, float32; medians, timed in turns\n")
     console.print(Padding(table, (0, 4)))
-    console.print(
-        "\nrootdk never stores the 2048 × 2048 scores; the naive way stores them for all heads.\n", style="dim"
-    )
+    notes = {f"{_NAMES[lap.name]}: {lap.reason}" for lap in race if lap.reason}
+    console.print("\nNumPy stores 2048 × 2048 scores for every head; rootdk never stores them.", style="dim")
+    console.print("\n".join(sorted(notes)), style="dim")
 
 
 def _compare(times: float) -> str:
