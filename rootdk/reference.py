@@ -14,15 +14,17 @@ visible key gives output 0, weights 0, LSE -inf (the sink's logit, if it has one
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rootdk import dropout
-from rootdk.dtypes import to_float64
-from rootdk.errors import ArgumentError, ShapeError
-from rootdk.mods.evaluate import evaluate
+from rootdk.dtypes import Kind, to_float64
+from rootdk.errors import ShapeError
+from rootdk.mods.derivative import differentiate
+from rootdk.mods.evaluate import Values, element_kind, evaluate
+from rootdk.mods.expr import Graph, GraphBuilder
 from rootdk.out_of_bounds import bounds_error
 from rootdk.problem import Bound, Problem, bind
 
@@ -126,19 +128,23 @@ def _forward(bound: Bound, dtype: np.dtype) -> _Forward:
 
 def _apply_mods(bound: Bound, scaled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The modified scores, and which pairs are visible."""
-    graph, operands = bound.problem.graph, bound.operands
-    b, h, q, kv = _indices(bound)
-    values = evaluate(
-        graph, operands.constants, operands.arrays, score=scaled, b=b, h=h, q=q, kv=kv, dtype=scaled.dtype
-    )
+    graph = bound.problem.graph
+    values = _evaluate(bound, graph, scaled)
     modified = scaled if graph.score is None else np.broadcast_to(values[graph.score], scaled.shape)
     shown = np.True_ if graph.mask is None else values[graph.mask]
     visible = shown & (modified != -math.inf)
     for missed in values.outside.values():
         wrong = np.argwhere(visible & missed)
         if len(wrong):
-            raise bounds_error(bound.problem, operands, wrong[0], float(scaled[tuple(wrong[0])]))
+            raise bounds_error(bound.problem, bound.operands, wrong[0], float(scaled[tuple(wrong[0])]))
     return modified, visible
+
+
+def _evaluate(bound: Bound, graph: Graph, scaled: np.ndarray) -> Values:
+    """Every node of ``graph`` for every pair."""
+    operands = bound.operands
+    b, h, q, kv = _indices(bound)
+    return evaluate(graph, operands.constants, operands.arrays, score=scaled, b=b, h=h, q=q, kv=kv, dtype=scaled.dtype)
 
 
 def _per_query_head(array: np.ndarray, groups: int) -> np.ndarray:
@@ -204,8 +210,6 @@ def attention_vjp(
 
     ``grad_out`` and ``grad_lse`` have the shapes of the output and the LSE.
     """
-    if options.get("score_mod") is not None:
-        raise ArgumentError("score_mod: expected None, as gradients through score functions are not defined yet")
     bound = bind(query, key, value, **options)
     _check_shape("grad_out", grad_out, bound.output_shape)
     if grad_lse is None:
@@ -225,7 +229,7 @@ def attention_vjp(
         value=_as_input(grads.value, value, bound),
         bias=None if bias is None else _sum_to(grads.modified, bias.shape),
         sinks=None if sinks is None else grads.sinks,
-        captured={},
+        captured=grads.captured,
     )
 
 
@@ -243,6 +247,7 @@ class _Backward:
     value: np.ndarray
     modified: np.ndarray
     sinks: np.ndarray
+    captured: dict[str, np.ndarray]
 
 
 def _backward(bound: Bound, steps: _Forward, grad_out: np.ndarray, grad_lse: np.ndarray) -> _Backward:
@@ -257,7 +262,8 @@ def _backward(bound: Bound, steps: _Forward, grad_out: np.ndarray, grad_lse: np.
     grad_modified = np.where(visible, weights * (grad_weights + shift[..., None]), 0)
     grad_sinks = np.where(visible.any(axis=-1), steps.sink_weights * shift, 0)
     # S'' = score_mod(scale · Q Kᵀ)
-    grad_raw = grad_modified * bound.problem.scale
+    grad_scaled, captured = _backward_of_mods(bound, steps, grad_modified)
+    grad_raw = grad_scaled * bound.problem.scale
     grad_query = _sum_visible(grad_raw, visible, steps.key)
     grad_key = _sum_visible(grad_raw.swapaxes(-1, -2), seen_by, steps.query)
     problem = bound.problem
@@ -267,7 +273,42 @@ def _backward(bound: Bound, steps: _Forward, grad_out: np.ndarray, grad_lse: np.
         value=_sum_groups(grad_value, problem),
         modified=grad_modified,
         sinks=grad_sinks.sum(axis=(*range(len(problem.batch_shape)), -1)),
+        captured=captured,
     )
+
+
+def _backward_of_mods(
+    bound: Bound, steps: _Forward, grad_modified: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Gradients of the scaled scores, and of each floating array that the score functions captured, by its name."""
+    graph, operands = bound.problem.graph, bound.operands
+    captured = {
+        slot: np.zeros(array.shape, grad_modified.dtype)
+        for slot, array in enumerate(operands.arrays)
+        if slot != operands.bias and element_kind(array) is Kind.FLOAT
+    }
+    if graph.score is None:
+        return grad_modified, _by_name(captured, operands.names)
+    builder = GraphBuilder()
+    for node in graph.nodes:
+        builder.add(node.op, *node.args, attr=node.attr, kind=node.kind)
+    partials = differentiate(builder, graph.score, builder.add("literal", attr=1.0))
+    values = _evaluate(bound, replace(graph, nodes=tuple(builder.nodes)), steps.scaled)
+    grad_scaled = np.zeros_like(grad_modified)
+    for leaf, partial in partials.items():
+        node = graph.nodes[leaf]
+        grad = np.where(steps.visible, grad_modified * values[partial], 0)
+        if node.op == "score":
+            grad_scaled = grad
+        elif node.op == "gather" and isinstance(node.attr, int) and node.attr in captured:
+            # only visible pairs: the others may index out of bounds
+            indices = [np.broadcast_to(values[arg], grad.shape)[steps.visible] for arg in node.args]
+            np.add.at(captured[node.attr][None], (np.zeros(steps.visible.sum(), int), *indices), grad[steps.visible])
+    return grad_scaled, _by_name(captured, operands.names)
+
+
+def _by_name(captured: dict[int, np.ndarray], names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    return {names[slot]: grad for slot, grad in captured.items()}
 
 
 def _sum_groups(array: np.ndarray, problem: Problem) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rootdk import dropout, masks, reference
+from rootdk import dropout, masks, reference, scores
 from rootdk.errors import BoundsError, ShapeError
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -103,6 +103,42 @@ def test_gradients_are_finite_differences(shapes: Any, options: Any) -> None:
         np.testing.assert_allclose(
             gradient, finite_difference(name, arrays, grads, options), atol=2e-9, rtol=1e-7, err_msg=name
         )
+
+
+def test_gradients_through_score_functions() -> None:
+    arrays = dict(zip(("query", "key", "value", "bias"), draw((2, 4, 3), (2, 5, 3), (2, 5, 2), (4, 5)), strict=True))
+    slope, table = draw((), (2, 5), seed=2)
+    options = {"score_mod": [scores.softcap(1.5), lambda s, b, h, q, kv: s * slope + table[h, kv] * table[h, q]]}
+    grads = dict(zip(("grad_out", "grad_lse"), draw((2, 4, 2), (2, 4), seed=1), strict=True))
+    found = reference.attention_vjp(**arrays, **grads, **options, mask=masks.sliding_window(1, 1, align=0))
+    options["mask"] = masks.sliding_window(1, 1, align=0)
+    for name in arrays:
+        expected = finite_difference(name, arrays, grads, options)
+        np.testing.assert_allclose(getattr(found, name), expected, atol=2e-9, rtol=1e-7, err_msg=name)
+    assert list(found.captured) == ["slope", "table"]
+    for name, array in (("slope", slope), ("table", table)):
+        expected = np.zeros(array.shape)
+        for index in np.ndindex(array.shape):
+            kept = array[index].copy()
+            ends = []
+            for moved in (kept + 1e-5, kept - 1e-5):
+                array[index] = moved
+                ends.append(objective(arrays, grads, options))
+            array[index] = kept
+            expected[index] = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(found.captured[name], expected, atol=2e-9, rtol=1e-7, err_msg=name)
+
+
+def test_one_table_read_twice() -> None:
+    table = np.zeros(5)
+    grads = reference.attention_vjp(
+        np.zeros((5, 2)),
+        np.ones((5, 2)),
+        np.arange(5.0)[:, None],
+        grad_out=np.ones((5, 1)),
+        score_mod=lambda score, b, h, q, kv: score + table[q] + table[kv],
+    )
+    np.testing.assert_allclose(grads.captured["table"], [-2, -1, 0, 1, 2], atol=1e-14)
 
 
 def test_gradients_in_the_other_layout() -> None:
