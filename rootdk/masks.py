@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
-from rootdk.mods.foreign import is_array
-from rootdk.mods.lang import Align, check_align, position, sizes
+from rootdk.mods.lang import Align, check_align, is_array, position, sizes
 from rootdk.mods.values import FunctionMask, Mask, as_mask
 
 __all__ = ["causal", "documents", "lengths", "mask", "prefix_lm", "sink_tokens", "sliding_window"]
@@ -21,8 +20,8 @@ __all__ = ["causal", "documents", "lengths", "mask", "prefix_lm", "sink_tokens",
 def causal(align: Align = None) -> Mask:
     """Each query sees the keys up to its own position.
 
-    ``align`` says where query 0 stands among the keys: "start" at key 0, "end" so that the last query stands at the last
-    key, an integer at that key. It must be given where q_len differs from kv_len.
+    ``align`` says where query 0 stands among the keys: "start" at key 0, "end" so that the last query stands at the
+    last key, an integer at that key. It must be given where q_len differs from kv_len.
 
     >>> rootdk.causal()                  # 3 queries, 3 keys
     o . .

@@ -1,4 +1,4 @@
-"""Ready-made score functions, each as a user would write it. ``score_mod`` takes one, or a sequence applied in order."""
+"""Ready-made score functions, each as a user would write it; ``score_mod`` takes one, or a sequence in order."""
 
 import functools
 import math
@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
-from rootdk.mods.foreign import is_array
-from rootdk.mods.lang import Align, absolute, check_align, clip, position, sizes, tanh
+from rootdk.mods.lang import Align, absolute, array, check_align, clip, is_array, position, sizes, tanh
 from rootdk.mods.values import Score, as_score
 
 __all__ = ["alibi", "alibi_slopes", "relative_bias", "score", "softcap"]
@@ -64,7 +63,7 @@ def alibi(slopes: Any = None, align: Align = None) -> Score:
 @functools.lru_cache(maxsize=64)
 def _paper_alibi(align: Align) -> Score:
     def alibi(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        slopes = h.tracer.array(alibi_slopes(sizes(h).heads), "slopes")
+        slopes = array(h, alibi_slopes(sizes(h).heads), "slopes")
         return score - slopes[h] * absolute(position(q_idx, align) - kv_idx)
 
     return Score(alibi, "alibi()" if align is None else f"alibi(align={align!r})")

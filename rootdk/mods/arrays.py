@@ -1,8 +1,8 @@
 """Captured arrays and gathered rows: several numbers of one pair, read only where something asks for one of them.
 
 An ``Array`` is a shape and a way to read the element at an index. Indexing, slicing and element-wise functions give
-another Array around it, so ``table.exp()[h]`` reads and exponentiates one element, and a learned table keeps its gradient
-whatever is done to it before it is indexed.
+another Array around it, so ``table.exp()[h]`` reads and exponentiates one element, and a learned table keeps its
+gradient whatever is done to it before it is indexed.
 """
 
 import itertools
@@ -236,6 +236,6 @@ def stack(values: Sequence[Any], tracer: "Tracer") -> Array:
     def read(at: Index) -> Any:
         if not isinstance(at[0], int):
             raise refuse("a list of values was indexed by one that differs for every pair", "make it a captured array")
-        return tracer.cast(_element(parts[at[0]], at[1:]), kind)
+        return tracer.convert(_element(parts[at[0]], at[1:]), kind)
 
     return Array(tracer, (len(parts), *next(iter(shapes))), kind, read)

@@ -1,8 +1,8 @@
 """The user's function with every array that it captured replaced by a symbol.
 
 NumPy's and torch's arrays cannot be indexed by a symbol, so the function is rebuilt around ``Array`` symbols: a new
-function object over the same code, with new closure cells, globals and defaults; partials, bound methods, containers and
-objects likewise. Nothing of the user's is changed, and what holds no array stays the object it was.
+function object over the same code, with new closure cells, globals and defaults; partials, bound methods, containers
+and objects likewise. Nothing of the user's is changed, and what holds no array stays the object it was.
 """
 
 import builtins

@@ -1,7 +1,7 @@
 """The functions that a mod may call, on values of a pair: the operation table, and what is composed of it.
 
-They take what the user's function gets, captured arrays and plain numbers alike. ``spellings.py`` gives each its names in
-NumPy and torch.
+They take what the user's function gets, captured arrays and plain numbers alike. ``spellings.py`` gives each its names
+in NumPy and torch.
 """
 
 import math
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rootdk.dtypes import Kind
 from rootdk.errors import ArgumentError
+from rootdk.mods.foreign import is_array
 from rootdk.mods.promotion import kind_of
 from rootdk.mods.symbols import apply, first_symbol
 
@@ -18,6 +19,7 @@ __all__ = [
     "Align",
     "Sizes",
     "absolute",
+    "array",
     "check_align",
     "clip",
     "cos",
@@ -25,6 +27,7 @@ __all__ = [
     "exp",
     "exp2",
     "expm1",
+    "is_array",
     "is_nan",
     "log",
     "log1p",
@@ -64,6 +67,11 @@ def sizes(index: Any) -> Sizes:
     return Sizes(math.prod(tracer.batch_shape), tracer.heads, tracer.q_len, tracer.kv_len)
 
 
+def array(index: Any, values: Any, name: str) -> Any:
+    """``values``, an array that the function makes itself, as one that symbols can index; ``name`` is for messages."""
+    return index.tracer.array(values, name)
+
+
 def check_align(align: Any) -> Align:
     """``align`` itself, if it is None, "start", "end" or an integer. Raises ArgumentError."""
     if align is None or (isinstance(align, str) and align in ("start", "end")):
@@ -84,8 +92,9 @@ def position(q_idx: Any, align: Align = None) -> Any:
             f"align: q_len = {q_len} differs from kv_len = {kv_len}, so say where the queries stand among the keys: "
             '"start" (query 0 at key 0), "end" (the last query at the last key, as in decoding) or an integer offset'
         )
-    offset = {"start": 0, "end": kv_len - q_len, None: 0}.get(align, align)
-    return q_idx + offset
+    if isinstance(align, int):
+        return q_idx + align
+    return q_idx + (kv_len - q_len if align == "end" else 0)
 
 
 def _unary(op: str, meaning: str) -> Callable[[Any], Any]:

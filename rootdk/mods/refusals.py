@@ -75,35 +75,16 @@ def refuse_truth() -> ModError:
     fixes = [fix for pattern, fix in _TRUTH_FIXES if re.search(pattern, source)]
     fixes = fixes or ["use & | ~ for and, or, not, and where(condition, a, b) for if"]
     return refuse(
-        "this needs one truth value now, but it differs for every pair of query and key, and the function runs only once",
+        "this needs one truth value now, but it differs from pair to pair, and the function runs once for all of them",
         "; ".join(fixes),
     )
 
 
-_RANDOM = frozenset(
-    [
-        "rand",
-        "randn",
-        "randint",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "randperm",
-        "bernoulli",
-        "multinomial",
-        "normal",
-        "uniform",
-        "random",
-        "default_rng",
-        "standard_normal",
-        "choice",
-        "shuffle",
-        "permutation",
-        "dropout",
-        "feature_dropout",
-        "alpha_dropout",
-    ]
+_RANDOM_NAMES = (
+    "rand randn randint rand_like randn_like randint_like randperm bernoulli multinomial normal uniform random "
+    "default_rng standard_normal choice shuffle permutation dropout feature_dropout alpha_dropout"
 )
+_RANDOM = frozenset(_RANDOM_NAMES.split())
 
 
 def random_call(code: CodeType) -> ModError | None:

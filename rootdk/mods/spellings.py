@@ -162,6 +162,10 @@ _TABLES: tuple[tuple[Any, str], ...] = (
 )
 
 
+def _each(names: str, value: Any) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), value)
+
+
 def _collected() -> dict[str, Callable[..., Any]]:
     functions: dict[str, Callable[..., Any]] = {}
     for module, table in _TABLES:
@@ -211,8 +215,9 @@ def _new(input: Any, data: Any, *, dtype: Any = None, **_: Any) -> Any:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **_collected(),
-    **dict.fromkeys(
-        ["clone", "detach", "contiguous", "cpu", "copy", "requires_grad_", "expand", "expand_as", "broadcast_to", "positive", "conj", "real", "resolve_conj", "view_as", "reshape_as", "ascontiguousarray", "alias", "stop_gradient"],
+    **_each(
+        "clone detach contiguous cpu copy requires_grad_ expand expand_as broadcast_to positive conj real resolve_conj "
+        "view_as reshape_as ascontiguousarray alias stop_gradient",
         _unchanged,
     ),
     "new_zeros": _zeros,
@@ -258,19 +263,14 @@ ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
 
 _REDUCES = "a mod sees one pair at a time, and softmax over the keys comes after it; per-row values: capture an array"
 HINTS: dict[str, str] = {
-    **dict.fromkeys(
-        ["softmax", "log_softmax", "logsumexp", "cumsum", "cumprod", "sort", "argsort", "topk", "argmax", "argmin", "std", "var"], _REDUCES
-    ),
-    **dict.fromkeys(
-        ["rand_like", "randn_like", "bernoulli", "dropout", "multinomial", "normal", "uniform", "randint_like", "alpha_dropout"],
+    **_each("softmax log_softmax logsumexp cumsum cumprod sort argsort topk argmax argmin std var", _REDUCES),
+    **_each(
+        "rand_like randn_like bernoulli dropout multinomial normal uniform randint_like alpha_dropout",
         "for dropout pass dropout_p= and seed=; for fixed noise draw an array outside and index it",
     ),
-    **dict.fromkeys(
-        ["numpy", "cuda", "backward", "requires_grad", "register_hook"],
-        "leave it out: values exist only when the kernel runs",
-    ),
-    **dict.fromkeys(
-        ["__setitem__", "index_put", "index_fill", "scatter", "scatter_add", "copyto", "put", "fill", "put_along_axis"],
+    **_each("numpy cuda backward register_hook", "leave it out: values exist only when the kernel runs"),
+    **_each(
+        "__setitem__ index_put index_fill scatter scatter_add copyto put fill put_along_axis",
         "a mod cannot write into an array: compute the new value, with where(condition, new, old)",
     ),
 }

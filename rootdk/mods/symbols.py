@@ -1,7 +1,7 @@
-"""What a user's function receives: a value that differs for every pair of query and key, which records what is done to it.
+"""What a user's function receives: a value that differs from pair to pair, and records what is done to it.
 
-``Sym`` is one number of a pair, ``Array`` (arrays.py) several. Python's operators, NumPy's protocols and torch's all end
-in ``apply``, which adds one operation of the table to the graph that is being traced.
+``Sym`` is one number of a pair, ``Array`` (arrays.py) several. Python's operators and the protocols of NumPy and torch
+all end in ``apply``, which adds one operation of the table to the graph that is being traced.
 """
 
 from collections.abc import Callable, Iterable
@@ -80,7 +80,7 @@ class Symbolic:
     __and__, __rand__ = _binary("bit_and"), _reflected("bit_and")
     __or__, __ror__ = _binary("bit_or"), _reflected("bit_or")
     __xor__, __rxor__ = _binary("bit_xor"), _reflected("bit_xor")
-    __eq__, __ne__ = _binary("equal"), _binary("not_equal")  # type: ignore[assignment]
+    __eq__, __ne__ = _binary("equal"), _binary("not_equal")
     __lt__, __le__ = _binary("less"), _binary("less_equal")
     __gt__, __ge__ = _reflected("less"), _reflected("less_equal")
     __neg__, __abs__, __invert__ = _unary("negative"), _unary("absolute"), _unary("bit_not")

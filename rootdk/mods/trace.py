@@ -79,8 +79,8 @@ class Tracer:
         dtype = dtypes.of(view)
         if dtype is None:
             raise DTypeError(
-                f"{name}: a mod captured an array of {view.dtype}; use a boolean, integer or floating type in native byte "
-                f"order, e.g. {name}.astype(np.float32)"
+                f"{name}: expected a boolean, integer or floating array in native byte order, got {view.dtype}; "
+                f"convert it: {name}.astype(np.float32)"
             )
         element: Callable[[Index], Sym] = functools.partial(self._gather, view, dtype, name)
         return Array(self, view.shape, dtype.kind, element) if view.ndim else element(())
