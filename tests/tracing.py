@@ -1,4 +1,4 @@
-"""Tracing a mod and evaluating its graph over every pair, for tests that compare with what the function itself gives."""
+"""Tracing a mod and evaluating its graph over every pair, to compare with what the function itself gives."""
 
 from collections.abc import Callable
 from typing import Any

@@ -118,7 +118,7 @@ _TABLES: tuple[tuple[Any, str], ...] = (
         hardtanh: hard_tanh
         hardsigmoid: hard_sigmoid
         hardswish: hard_silu
-        threshold:
+        threshold: _threshold
         """,
     ),
     (

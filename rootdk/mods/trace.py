@@ -248,7 +248,11 @@ class Tracer:
         name = str(getattr(function, "__name__", function)).partition(".")[0]
         if name not in FUNCTIONS:
             raise refuse(f"{name} cannot be compiled in a mod", HINTS.get(name, _COMPOSE))
-        return _invoke(FUNCTIONS[name], name, args, kwargs)
+        return _invoke(FUNCTIONS[name], name, [self._argument(arg) for arg in args], kwargs)
+
+    def _argument(self, value: Any) -> Any:
+        """An argument of a library's function: an array made inside the mod becomes a symbol like any other."""
+        return self.operand(value) if is_array(value) or isinstance(value, np.generic) else value
 
     def attribute(self, symbol: Symbolic, name: str) -> Any:
         """An attribute or a method of a symbol, as NumPy's and torch's arrays have them."""
