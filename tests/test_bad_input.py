@@ -2,16 +2,18 @@
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import rootdk
 from rootdk import masks, scores
 from rootdk.errors import ArgumentError, DTypeError, ModError, RootdkError, ShapeError
 from rootdk.problem import bind
 
-CALLEE = bind
+CALLEES = [bind, rootdk.attention]
 
 RIGHT: dict[str, Any] = {
     "query": np.ones((2, 4, 6, 8), np.float32),
@@ -36,7 +38,12 @@ def masked(array: np.ndarray) -> np.ndarray:
 # name of the case, error, part of the message, arguments that differ from RIGHT
 WRONG: list[tuple[str, type[RootdkError], str, dict[str, Any]]] = [
     # what an array is
-    ("query list", DTypeError, "query: expected an array, got list; convert it: np.asarray(query)", {"query": [[1.0]]}),
+    (
+        "query list",
+        DTypeError,
+        "query: expected an array .* got list; convert it: np.asarray(query)",
+        {"query": [[1.0]]},
+    ),
     ("key None", DTypeError, "key: expected an array, got NoneType", {"key": None}),
     ("value number", DTypeError, "value: expected an array, got float", {"value": 1.0}),
     (
@@ -298,14 +305,18 @@ WRONG: list[tuple[str, type[RootdkError], str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("callee", CALLEES)
 @pytest.mark.parametrize(("error", "message", "changed"), [pytest.param(*case[1:], id=case[0]) for case in WRONG])
-def test_wrong_call_is_refused(error: type[RootdkError], message: str, changed: dict[str, Any]) -> None:
+def test_wrong_call_is_refused(
+    callee: Callable[..., Any], error: type[RootdkError], message: str, changed: dict[str, Any]
+) -> None:
     pattern = ".*".join(re.escape(part) for part in message.split(" .* "))
     with pytest.raises(error, match=f"(?s){pattern}") as caught:
-        CALLEE(**{**RIGHT, **changed})
+        callee(**{**RIGHT, **changed})
     assert type(caught.value) is error
     assert isinstance(caught.value, ValueError | TypeError)
 
 
-def test_right_call_passes() -> None:
-    CALLEE(**RIGHT)
+@pytest.mark.parametrize("callee", CALLEES)
+def test_right_call_passes(callee: Callable[..., Any]) -> None:
+    callee(**RIGHT)
