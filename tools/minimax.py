@@ -116,6 +116,11 @@ def atanh_tail(z: mpf) -> mpf:
     return (mp.log((1 + s) / (1 - s)) / s - 2) / z
 
 
+def atanh_second_tail(z: mpf) -> mpf:
+    """log(1 + f) = 2 s (1 + z (1 / 3 + z * this)) with s and z as above."""
+    return (atanh_tail(z) / 2 - mpf(1) / 3) / z
+
+
 def erf_excess(z: mpf) -> mpf:
     """erf(x) = x + x * this with z = x^2."""
     return mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1
@@ -140,6 +145,7 @@ FITS = {
     "EXP2": Fit(exp2, -0.5, 0.5, {32: 5, 64: 11}, relative(exp2), (1.0,)),
     "EXPM1": Fit(expm1_quotient, -HALF_LOG_2, HALF_LOG_2, {32: 5, 64: 11}, relative(expm1_quotient), (1.0, 0.5)),
     "LOG": Fit(atanh_tail, 0, 0.029437251522859413, {32: 2, 64: 6}, lambda z: z / 2),
+    "LOG_TAIL": Fit(atanh_second_tail, 0, 0.029437251522859413, {64: 7}, lambda z: z * z),
     "ERF": Fit(erf_excess, 0, 1, {32: 6, 64: 12}, lambda z: 1 / (1 + erf_excess(z))),
     "LOG_ERFC_32": Fit(log_erfc, -2, 1, {32: 5}, lambda t: mp.erfc(t + 3)),
     "LOG_ERFC_64": Fit(log_erfc, -2, 3, {64: 17}, lambda t: mp.erfc(t + 3)),

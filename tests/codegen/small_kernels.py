@@ -4,13 +4,12 @@ import ctypes
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder
 from rootdk.dtypes import FLOAT32, FLOAT64
 from rootdk.errors import ArgumentError
-from rootdk.machine import AVX2, PRESETS, Target, choose, host_features
+from rootdk.machine import PRESETS, Target, choose, host_features
 from rootdk.runtime.compiler import compile_object, load
 
 Function = Callable[[Builder, ir.Value], ir.Value]
@@ -53,16 +52,11 @@ def elementwise(function: Function, target: Target, real: type, *, vector: bool 
     return str(module)
 
 
-@pytest.fixture
-def apply() -> Callable[..., np.ndarray]:
-    """apply(function, x, target, vector=True): ``function`` compiled, and its values at the array ``x``."""
-
-    def run(function: Function, x: np.ndarray, target: Target = AVX2, *, vector: bool = True) -> np.ndarray:
-        lanes = target.lanes(x.itemsize) if vector else 1
-        padded = np.resize(x, -(-x.size // lanes) * lanes)
-        out = np.empty_like(padded)
-        text = elementwise(function, target, x.dtype.type, vector=vector)
-        call(text, target, padded.ctypes.data, out.ctypes.data, padded.size // lanes)
-        return out[: x.size]
-
-    return run
+def apply(function: Function, x: np.ndarray, target: Target = TARGETS[0], *, vector: bool = True) -> np.ndarray:
+    """The values of ``function``, compiled, at the array ``x``."""
+    lanes = target.lanes(x.itemsize) if vector else 1
+    padded = np.resize(x, -(-x.size // lanes) * lanes)
+    out = np.empty_like(padded)
+    text = elementwise(function, target, x.dtype.type, vector=vector)
+    call(text, target, padded.ctypes.data, out.ctypes.data, padded.size // lanes)
+    return out[: x.size]
