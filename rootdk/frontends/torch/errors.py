@@ -1,0 +1,36 @@
+"""Errors as torch's users expect them: each is a RuntimeError too."""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from rootdk.errors import RootdkError
+
+__all__ = ["runtime_errors"]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@functools.cache
+def _runtime_error(kind: type[RootdkError]) -> type[RootdkError]:
+    """``kind`` and RuntimeError in one class, of the same name."""
+    return type(kind.__name__, (kind, RuntimeError), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+
+
+def runtime_errors(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Make every RootdkError that ``function`` raises a RuntimeError as well."""
+
+    @functools.wraps(function)
+    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except RootdkError as error:
+            if isinstance(error, RuntimeError):
+                raise
+            raised = _runtime_error(type(error))(*error.args).with_traceback(error.__traceback__)
+            for note in getattr(error, "__notes__", ()):
+                raised.add_note(note)
+            raise raised from error.__cause__
+
+    return wrapper

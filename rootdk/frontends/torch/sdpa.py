@@ -1,0 +1,139 @@
+"""torch.nn.functional.scaled_dot_product_attention, as torch defines it, on rootdk's kernels."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from rootdk.errors import ArgumentError, DTypeError, ShapeError
+from rootdk.frontends.torch.errors import runtime_errors
+from rootdk.frontends.torch.forward import Options, forward
+from rootdk.masks import causal
+from rootdk.mods.values import Mask, as_mask
+
+__all__ = ["scaled_dot_product_attention"]
+
+_CAUSAL = causal(align="start")
+
+
+@runtime_errors
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """Scaled dot-product attention with the signature, the meaning and the output strides of torch's own.
+
+    Args:
+        query: [..., q_len, d_k]; any leading dimensions, which broadcast with those of key and value.
+        key: [..., kv_len, d_k].
+        value: [..., kv_len, d_v].
+        attn_mask: broadcasts to [..., q_len, kv_len]: boolean (True = may attend), or floating, which is added to the
+            scores; or torch.nn.attention.bias.causal_upper_left / causal_lower_right.
+        dropout_p: probability with which a weight is dropped; the pattern comes from torch's generator.
+        is_causal: query i sees keys 0 ... i; together with ``attn_mask``, a pair must be visible in both.
+        scale: factor of the scores; 1 / sqrt(d_k) unless given.
+        enable_gqa: the heads of key and value, dimension -3, may be fewer than those of query, and divide them.
+
+    Returns:
+        The output [..., q_len, d_v]. A row that sees no key is 0.
+
+    Raises:
+        RootdkError, which is a RuntimeError too: an argument is wrong, or its tensor is not one that rootdk reads.
+
+    >>> x = torch.eye(2)
+    >>> rootdk.torch.scaled_dot_product_attention(x, x, x, is_causal=True)
+    tensor([[1.0000, 0.0000],
+            [0.3302, 0.6698]])
+    """
+    _check_tensors(query, key, value)
+    mask, bias = _mask_and_bias(query, key, attn_mask, is_causal)
+    inputs = _broadcast(query, key, value, enable_gqa)
+    options = Options(mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, seed=_seed(dropout_p))
+    return forward(inputs, options, output=_empty_output(*inputs, dropout_p))[0]
+
+
+def _check_tensors(query: Any, key: Any, value: Any) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise DTypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if tensor.ndim < 2:
+            raise ShapeError(f"{name}: expected [..., len, d], got shape {tuple(tensor.shape)}")
+        if tensor.dtype is not query.dtype:
+            raise DTypeError(
+                f"{name}: expected {query.dtype}, as query is, got {tensor.dtype}; convert it: {name}.to(query.dtype)"
+            )
+
+
+def _mask_and_bias(query: Tensor, key: Tensor, attn_mask: Any, is_causal: bool) -> tuple[Any, Tensor | None]:
+    """What of ``attn_mask`` hides pairs, and what is added to the scores."""
+    if attn_mask is None:
+        return (_CAUSAL if is_causal else None), None
+    if isinstance(attn_mask, CausalBias):
+        return _causal_bias(query, key, attn_mask, is_causal), None
+    if not isinstance(attn_mask, Tensor):
+        raise DTypeError(f"attn_mask: expected a tensor or None, got {type(attn_mask).__name__}")
+    if attn_mask.dtype is torch.bool:
+        return (as_mask(attn_mask) & _CAUSAL if is_causal else attn_mask), None
+    if attn_mask.dtype is not query.dtype and attn_mask.dtype is not torch.float32:
+        raise DTypeError(
+            f"attn_mask: expected bool, float32 or {query.dtype}, as query is, got {attn_mask.dtype}; for a mask of 0 and 1 "
+            "pass attn_mask != 0, for numbers to add to the scores attn_mask.to(query.dtype)"
+        )
+    return (_CAUSAL if is_causal else None), attn_mask
+
+
+def _causal_bias(query: Tensor, key: Tensor, bias: CausalBias, is_causal: bool) -> Mask:
+    if is_causal:
+        raise ArgumentError("is_causal: expected False with a causal attn_mask, got True; drop one of them")
+    lengths = query.shape[-2], key.shape[-2]
+    if (bias.seq_len_q, bias.seq_len_kv) != lengths:
+        raise ShapeError(
+            f"attn_mask: expected a causal bias for q_len, kv_len = {lengths}, got {(bias.seq_len_q, bias.seq_len_kv)}"
+        )
+    return causal(align="end") if bias.variant is CausalVariant.LOWER_RIGHT else _CAUSAL
+
+
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors as rootdk takes them: leading dimensions that agree, but for fewer heads in key and value."""
+    leading = query.shape[:-2]
+    if leading == key.shape[:-2] == value.shape[:-2]:
+        return query, key, value
+    if not enable_gqa:
+        return _expand((query, key, value), keep=2)
+    if min(query.ndim, key.ndim, value.ndim) < 3:
+        raise ShapeError("enable_gqa: expected a dimension of heads, [..., heads, len, d], in each tensor")
+    heads, key_heads, value_heads = (tensor.shape[-3] for tensor in (query, key, value))
+    for name, kv_heads in (("key", key_heads), ("value", value_heads)):
+        if not kv_heads or heads % kv_heads:
+            raise ShapeError(f"{name}: expected heads that divide the {heads} of query, got {kv_heads}")
+    if key_heads != value_heads:  # each is grouped for itself, so they get one grouping: none
+        key, value = (tensor.repeat_interleave(heads // tensor.shape[-3], -3) for tensor in (key, value))
+    return _expand((query, key, value), keep=3)
+
+
+def _expand(tensors: tuple[Tensor, Tensor, Tensor], keep: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views that repeat what broadcasts over all but the last ``keep`` dimensions."""
+    shapes = [tensor.shape[:-keep] for tensor in tensors]
+    try:
+        leading = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        hint = "" if keep == 3 else "; fewer heads in key and value need enable_gqa=True"
+        raise ShapeError(
+            f"query, key, value: expected leading dimensions that broadcast, got {', '.join(str(tuple(s)) for s in shapes)}{hint}"
+        ) from None
+    query, key, value = (tensor.expand(*leading, *tensor.shape[-keep:]) for tensor in tensors)
+    return query, key, value
+
+
+def _empty_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
+    """Uninitialised, with the strides that torch's output has: query's order of dimensions on its fused path, else dense."""
+    fused = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and key.shape[-2]
+    if fused and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+        return torch.empty_like(query)
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+def _seed(dropout_p: float) -> int | None:
+    """Of dropout, drawn from torch's generator, so that torch.manual_seed repeats it."""
+    return int(torch.randint(2**63 - 1, ()).item()) if dropout_p else None

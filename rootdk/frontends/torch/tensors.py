@@ -1,0 +1,49 @@
+"""Tensors as NumPy views of the same memory, and results as tensors."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rootdk.dtypes import BFLOAT16_BITS
+from rootdk.errors import ArgumentError, DTypeError
+
+__all__ = ["FLOATS", "as_view", "refusal"]
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def refusal(tensor: Tensor) -> str | None:
+    """Why rootdk cannot read ``tensor``, and what to do; None if it can."""
+    if tensor.is_nested:
+        return "a nested tensor has no common length; pad it (tensor.to_padded_tensor(0.0)) and mask the padding"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}; convert it: tensor.to_dense()"
+    if not tensor.is_cpu:
+        return f"it is on {tensor.device}, and rootdk computes on CPUs; move it: tensor.cpu()"
+    if tensor.is_quantized:
+        return "it is quantized; convert it: tensor.dequantize()"
+    return None
+
+
+def as_view(name: str, tensor: Any) -> np.ndarray:
+    """``tensor`` as an ndarray that shares its memory, bfloat16 as its bits; named ``name`` in errors.
+
+    A lazily negated tensor is written out first, as its memory holds other numbers than it stands for.
+    """
+    if not isinstance(tensor, Tensor):
+        raise DTypeError(f"{name}: expected a tensor, got {type(tensor).__name__}; convert it: torch.as_tensor({name})")
+    reason = refusal(tensor)
+    if reason is not None:
+        raise ArgumentError(f"{name}: expected a dense tensor in this machine's memory, but {reason}")
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        bits: np.ndarray = tensor.view(torch.int16).resolve_neg().numpy()
+        return bits.view(BFLOAT16_BITS)
+    try:
+        view: np.ndarray = tensor.resolve_conj().resolve_neg().numpy()
+    except TypeError as error:
+        raise DTypeError(f"{name}: expected a dtype that NumPy knows too, got {tensor.dtype}") from error
+    return view
