@@ -1,6 +1,7 @@
 """The public calls: they look at what kind of arrays came, and hand over to that library's front end."""
 
 import importlib
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -13,14 +14,15 @@ __all__ = ["attention"]
 _FRONTENDS = {"torch": "rootdk.frontends.torch", "jax": "rootdk.frontends.jax", "jaxlib": "rootdk.frontends.jax"}
 
 
-def _frontend(array: Any) -> ModuleType:
-    """The front end for ``array``'s library, imported when its first array arrives."""
-    if isinstance(array, np.ndarray):
+@lru_cache(maxsize=64)
+def _frontend(kind: type) -> ModuleType:
+    """The front end for arrays of type ``kind``, imported when the first of them arrives."""
+    if issubclass(kind, np.ndarray):
         return importlib.import_module("rootdk.frontends.numpy")
-    library = type(array).__module__.partition(".")[0]
+    library = kind.__module__.partition(".")[0]
     if library not in _FRONTENDS:
         raise DTypeError(
-            f"query: expected an array of NumPy, torch or JAX, got {type(array).__name__}; convert it: np.asarray(query)"
+            f"query: expected an array of NumPy, torch or JAX, got {kind.__name__}; convert it: np.asarray(query)"
         )
     return importlib.import_module(_FRONTENDS[library])
 
@@ -63,7 +65,7 @@ def attention(
     array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
     """
-    return _frontend(query).attention(
+    return _frontend(query.__class__).attention(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip

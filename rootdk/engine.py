@@ -1,32 +1,41 @@
 """From a bound problem to numbers: prove, plan, compile, run.
 
-``prepare`` does all that depends on shapes, strides and the mods' graph, and can be kept; ``run`` does what depends on
-the arrays' contents and addresses.
+``prepare`` does all that depends on shapes, strides and the mods' graph, and can be kept; ``capture`` what depends on
+the values that the mods captured; ``run`` does the rest, and costs a few microseconds.
 """
 
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
 from rootdk.dtypes import Kind
 from rootdk.errors import BoundsError
 from rootdk.machine import Target, caches, host
-from rootdk.mods import bounds, ranges
+from rootdk.mods import bounds
 from rootdk.mods.expr import Graph
-from rootdk.planning.frame import CALL_WORDS, FRAME
+from rootdk.planning.frame import FRAME
 from rootdk.planning.partition import Partition, panel_bytes, partition
 from rootdk.planning.schedule import ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
 from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels
 from rootdk.runtime.compiler import Address
-from rootdk.runtime.workspace import borrow
+from rootdk.runtime.workspace import address, borrow, give_back
 
-__all__ = ["Prepared", "allocate", "prepare", "run"]
+__all__ = ["Captured", "Prepared", "allocate", "capture", "frame_words", "prepare", "proofs", "raise_fault", "run"]
 
 # Starting a second thread costs some 10 microseconds, in which one core does this much arithmetic.
 _SERIAL_FLOPS = 4_000_000
-_FAULT_WORDS = 5
+_FAULT = struct.Struct("5q")
+"""What the kernel tells of an index out of bounds: 1, node, dimension, index, length. It follows the frame."""
+_FAULT_OFFSET = 8 * len(FRAME)
+_FRAME_BYTES = _FAULT_OFFSET + _FAULT.size
+_CALL_WORDS = FRAME["tables"] + 1
+_CALL = struct.Struct(f"{_CALL_WORDS}q{_FRAME_BYTES - 8 * _CALL_WORDS}s")
+"""The words that change between calls of one shape, then the others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,17 +47,26 @@ class Prepared:
     target: Target
     partition: Partition
     threads: int
+    tasks: int
     scratch_bytes: int
-    """Per thread."""
+    """Of all threads."""
     kernel: Address
-    frame: np.ndarray
-    """The frame with every word that does not change between calls."""
+    frame: bytes = field(repr=False)
+    """What follows the words of a call: the frame's other words, and a clean fault record."""
     keep: tuple[np.ndarray, ...] = field(repr=False)
     """Tables that the frame points to."""
 
-    @property
-    def tasks(self) -> int:
-        return int(self.frame[FRAME["tasks"]])
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """What the mods captured, as the kernel reads it."""
+
+    words: tuple[int, int, int]
+    """Addresses of the constants, of the arrays' descriptions, and of the addresses of the range tables."""
+    keep: tuple[np.ndarray, ...] = field(repr=False)
+    """All that they point to."""
+    sites: Mapping[int, str]
+    """Where in the user's source each gather stands, by node."""
 
 
 def allocate(bound: Bound, *, lse: bool) -> tuple[np.ndarray, np.ndarray | None]:
@@ -66,7 +84,7 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
     ``output`` and ``lse`` are in the caller's layout; ``tables`` are the range tables of the mods' arrays.
     """
     problem, operands, target = bound.problem, bound.operands, host()
-    narrow, proven = _proofs(problem, operands, tables)
+    narrow, proven = proofs(problem, operands, tables)
     spec = ForwardSpec(problem.dtype, problem.graph, proven, schedule_for(target, narrow=narrow))
     accumulator = problem.dtype.accumulator
     lanes = target.lanes(accumulator.size)
@@ -77,7 +95,7 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
         threads=workers, most_panels=max(1, caches().l2 // 2 // panel),
     )  # fmt: skip
     tasks = problem.batch * problem.heads * cut.tasks_per_head
-    frame, keep = _frame(bound, output, lse)
+    frame, keep = frame_words(bound, {"output": bound.canonical(output), "lse": bound.row_view(lse)})
     pack_key, pack_value = _packing(problem, operands, spec)
     scratch = _scratch_bytes(problem, spec, lanes) + cut.panels_per_task * panel
     words = {
@@ -87,36 +105,47 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
     }  # fmt: skip
     for name, value in words.items():
         frame[FRAME[name]] = value
-    kernel = _kernel(spec, target)
-    return Prepared(problem, spec, target, cut, max(1, min(workers, tasks)), scratch, kernel, frame, keep)
+    workers = max(1, min(workers, tasks))
+    tail = frame[_CALL_WORDS:].tobytes() + bytes(_FAULT.size)
+    return Prepared(problem, spec, target, cut, workers, tasks, scratch * workers, _kernel(spec, target), tail, keep)
+
+
+def capture(graph: Graph, operands: Operands, tables: tuple[np.ndarray, ...]) -> Captured:
+    """The values of the mods' slots in this call; ``tables`` are the range tables of its arrays."""
+    constants = _constants(graph, operands.constants)
+    arrays = _array_table(operands.arrays)
+    addresses = np.array([address(table) for table in tables], np.int64)
+    words = address(constants), address(arrays), address(addresses)
+    return Captured(words, (constants, arrays, addresses, *operands.arrays, *tables), operands.sites)
 
 
 def run(
-    prepared: Prepared, operands: Operands, output: np.ndarray, lse: np.ndarray | None, tables: tuple[np.ndarray, ...]
-) -> None:
-    """Fill ``output`` and ``lse``.
+    prepared: Prepared, inputs: tuple[np.ndarray, np.ndarray, np.ndarray], sinks: np.ndarray | None,
+    output: np.ndarray, lse: np.ndarray | None, captured: Captured,
+) -> None:  # fmt: skip
+    """Fill ``output`` and ``lse`` from ``inputs`` = (query, key, value), all with the shapes that were prepared.
 
     Raises:
         BoundsError: a mod read a captured array out of bounds for a visible pair.
     """
     if not prepared.tasks:
         return
-    constants = _constants(prepared.problem.graph, operands.constants)
-    arrays = _array_table(operands.arrays)
-    table_addresses = np.array([table.ctypes.data for table in tables], np.int64)
-    fault = np.zeros(_FAULT_WORDS, np.int64)
-    with borrow(len(FRAME), prepared.scratch_bytes * prepared.threads) as workspace:
-        frame = workspace.frame
-        frame[: len(FRAME)] = prepared.frame
-        frame[: len(CALL_WORDS)] = (
-            0, 0, workspace.scratch_address, fault.ctypes.data,
-            operands.query.ctypes.data, operands.key.ctypes.data, operands.value.ctypes.data, output.ctypes.data,
-            0 if lse is None else lse.ctypes.data, 0 if operands.sinks is None else operands.sinks.ctypes.data,
-            constants.ctypes.data, arrays.ctypes.data, table_addresses.ctypes.data,
+    query, key, value = inputs
+    workspace = borrow(_FRAME_BYTES, prepared.scratch_bytes)
+    try:
+        _CALL.pack_into(
+            workspace.frame, 0,
+            0, 0, workspace.scratch_address, workspace.frame_address + _FAULT_OFFSET,
+            address(query), address(key), address(value), address(output),
+            0 if lse is None else address(lse), 0 if sinks is None else address(sinks),
+            *captured.words, prepared.frame,
         )  # fmt: skip
         threads.run(prepared.kernel, workspace.frame_address, prepared.threads)
+        fault = _FAULT.unpack_from(workspace.frame, _FAULT_OFFSET)
+    finally:
+        give_back(workspace)
     if fault[0]:
-        _raise_fault(operands, fault)
+        raise_fault(captured.sites, fault)
 
 
 def _kernel(spec: ForwardSpec, target: Target) -> Address:
@@ -129,7 +158,7 @@ def _kernel(spec: ForwardSpec, target: Target) -> Address:
     return kernels().get(repr(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
 
 
-def _proofs(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...]) -> tuple[bool, frozenset[int]]:
+def proofs(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...]) -> tuple[bool, frozenset[int]]:
     """Whether all integers of the mods fit 32 bits, and which gathers stay in range, over the whole problem."""
     sizes = (problem.batch, problem.heads, problem.q_len, problem.kv_len)
     if not all(sizes):
@@ -173,8 +202,11 @@ def _scratch_bytes(problem: Problem, spec: ForwardSpec, lanes: int) -> int:
     return -(-(scores + packed + 64) // 64) * 64
 
 
-def _frame(bound: Bound, output: np.ndarray, lse: np.ndarray | None) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """The words that follow from shapes and strides, and the tables they point to."""
+def frame_words(bound: Bound, results: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """The words that follow from shapes and strides, and the tables they point to.
+
+    ``results`` are further operands by name, as [*batch, heads, len, d] views.
+    """
     problem, operands = bound.problem, bound.operands
     frame = np.zeros(len(FRAME), np.int64)
     frame[FRAME["scale"]] = np.float64(problem.scale).view(np.int64)
@@ -182,12 +214,8 @@ def _frame(bound: Bound, output: np.ndarray, lse: np.ndarray | None) -> tuple[np
         "heads": problem.heads, "heads_per_kv": problem.groups, "q_len": problem.q_len, "kv_len": problem.kv_len,
         "d_k": problem.d_k, "d_v": problem.d_v,
     }  # fmt: skip
-    views = {
-        "query": operands.query, "key": operands.key, "value": operands.value, "output": bound.canonical(output),
-        "lse": np.empty((*problem.batch_shape, 0, 0, 0)) if lse is None else bound.canonical_rows(lse)[..., None],
-    }  # fmt: skip
     keep = []
-    for name, view in views.items():
+    for name, view in {"query": operands.query, "key": operands.key, "value": operands.value, **results}.items():
         batch = _batch_offsets(view)
         keep.append(batch)
         words |= {f"{name}_batch": batch.ctypes.data, f"{name}_head": view.strides[-3]}
@@ -220,15 +248,13 @@ def _array_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """Address, shape and strides of each captured array, one after the other."""
     words: list[int] = []
     for array in arrays:
-        words += [array.ctypes.data, *array.shape, *array.strides]
+        words += [address(array), *array.shape, *array.strides]
     return np.array(words, np.int64)
 
 
-def _raise_fault(operands: Operands, fault: np.ndarray) -> None:
-    _, node, dimension, index, length = (int(word) for word in fault)
+def raise_fault(sites: Mapping[int, str], fault: tuple[int, ...]) -> NoReturn:
+    _, node, dimension, index, length = fault
     raise BoundsError(
-        f"{operands.sites.get(node, 'a captured array')}: expected an index from {-length} to {length - 1} in dimension "
+        f"{sites.get(node, 'a captured array')}: expected an index from {-length} to {length - 1} in dimension "
         f"{dimension}, got {index} for a visible pair; clamp the index, or hide the pair with a mask"
     )
-
-

@@ -1,6 +1,7 @@
 """LLVM IR text to machine code in memory: the only user of llvmlite.binding."""
 
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from functools import cache
@@ -54,7 +55,8 @@ class Kernel:
         return address
 
     def __del__(self) -> None:
-        if code := getattr(self, "_code", None):
+        # at the interpreter's end llvmlite may be gone already, and all memory with it soon
+        if (code := getattr(self, "_code", None)) and not sys.is_finalizing():
             with lock:
                 code.close()
                 self._engine.close()
