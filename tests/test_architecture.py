@@ -32,7 +32,8 @@ ALLOWED = {
     "codegen": {"dtypes", "machine", "mods", "planning"},
     "runtime": {"errors", "config", "machine"},
     "engine": {"errors", "dtypes", "machine", "mods", "planning", "codegen", "runtime"} | PROBLEM,
-    "frontends": {"errors", "dtypes", "mods", "planning", "engine", "masks", "scores"} | PROBLEM,
+    "calls": {"errors", "dtypes", "mods", "planning", "engine", "runtime"} | PROBLEM,
+    "frontends": {"errors", "dtypes", "mods", "planning", "engine", "calls", "masks", "scores"} | PROBLEM,
 }
 # On top of everything: free to import what they show, but never each other upwards.
 NEVER = {
