@@ -8,6 +8,7 @@ Example: for a graph of the mask ``kv <= q``, ``analyse(graph, (), (), 0, 127, 1
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -113,6 +114,14 @@ def _undecided(truth: Range) -> np.ndarray:
     return np.asarray(truth.can_be_false & truth.can_be_true)
 
 
+@lru_cache(maxsize=256)
+def _literal(dtype: type, value: float) -> np.ndarray:
+    # one-dimensional: NumPy 1 would compute a 0-d float32 with a Python number in float64
+    found: np.ndarray = np.array([value]).astype(dtype)
+    found.setflags(write=False)
+    return found
+
+
 class _Arrays(Algebra):
     """The algebra of NumPy arrays, one element per tile."""
 
@@ -130,11 +139,10 @@ class _Arrays(Algebra):
             self.stretches = {}
 
     def literal(self, kind: Kind, value: float) -> Value:
-        # one-dimensional: NumPy 1 would compute a 0-d float32 with a Python number in float64
-        return np.array([value]).astype(self._types[kind])
+        return _literal(self._types[kind], value)
 
     def constant(self, slot: int, kind: Kind) -> Value:
-        return self.literal(kind, self._constants[slot])
+        return np.array([self._constants[slot]]).astype(self._types[kind])
 
     def table(self, position: int) -> Value:
         return self._tables[position]
@@ -143,8 +151,11 @@ class _Arrays(Algebra):
         return table[offset]
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        dtype = a.dtype if isinstance(a, np.ndarray) else b.dtype
-        return np.where(condition, np.asarray(a, dtype), np.asarray(b, dtype))
+        if not isinstance(a, np.ndarray):
+            a = _literal(b.dtype.type, a)
+        elif not isinstance(b, np.ndarray):
+            b = _literal(a.dtype.type, b)
+        return np.where(condition, a, b)
 
     def add(self, a: Value, b: Value) -> Checked:
         total = a + b
