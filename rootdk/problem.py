@@ -116,6 +116,12 @@ class Bound:
         """A [*batch, heads, len] view of an LSE in the caller's layout."""
         return self.canonical(array[..., None])[..., 0]
 
+    def row_view(self, array: np.ndarray | None) -> np.ndarray:
+        """``array``, an LSE in the caller's layout or None, as [*batch, heads, len, 1]."""
+        if array is None:
+            return np.empty((*self.problem.batch_shape, 0, 0, 1))
+        return self.canonical_rows(array)[..., None]
+
     def restore_rows(self, array: np.ndarray) -> np.ndarray:
         """The inverse of ``canonical_rows``, for an LSE."""
         return self.restore(array[..., None])[..., 0]

@@ -134,6 +134,9 @@ class Builder:
             return a // step * step
         return self.mul(self.ir.udiv(a, self.index(step)), step)
 
+    def round_up(self, a: Scalar, step: int) -> Scalar:
+        return self.round_down(self.add(a, step - 1), step)
+
     # Memory ----------------------------------------------------------------------------------------------------
 
     def at(self, pointer: ir.Value, offset: Scalar) -> ir.Value:
@@ -172,6 +175,10 @@ class Builder:
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         """a * b + c, fused where the target can (llvm.fma would call libm where it can't)."""
         return self.intrinsic(f"llvm.fmuladd.{self.suffix(a.type)}", a.type, [a, b, c])
+
+    def narrowed(self, value: ir.Value) -> ir.Value:
+        """A float64 as accumulator."""
+        return value if value.type == self.real else self.ir.fptrunc(value, self.real)
 
     def maximum(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """The larger; ``b`` where either is NaN, so a NaN in ``b`` survives and one in ``a`` is passed over.

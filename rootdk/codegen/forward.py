@@ -23,6 +23,7 @@ from rootdk.codegen.frame import Frame
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.tile_scores import Mods
 from rootdk.codegen.visibility import Tile, Visibility
+from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import ForwardSpec
 
@@ -34,21 +35,7 @@ def forward_module(spec: ForwardSpec, target: Target) -> ir.Module:
     module = ir.Module("rootdk_forward")
     module.triple = target.triple
     b = Builder.define(module, spec.ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
-    task = _Task(b, spec).function
-    frame = Frame(b, b.function.args[0])
-
-    worker = b.ir.atomic_rmw("add", frame.place("next_worker"), b.index(1), "monotonic")
-    scratch = b.at(frame.address("scratch"), b.mul(worker, frame.word("scratch_bytes")))
-    ask, work, done = (b.function.append_basic_block(name) for name in ("ask", "work", "none_left"))
-    b.ir.branch(ask)
-    b.ir.position_at_end(ask)
-    number = b.ir.atomic_rmw("add", frame.place("next_task"), b.index(1), "monotonic")
-    b.ir.cbranch(b.less(number, frame.word("tasks")), work, done)
-    b.ir.position_at_end(work)
-    b.ir.call(task, [frame.pointer, scratch, number])
-    b.ir.branch(ask)
-    b.ir.position_at_end(done)
-    b.finish()
+    finish_worker(b, _Task(b, spec).function)
     return module
 
 
@@ -193,10 +180,7 @@ class _Task:
         with b.when(b.ir.icmp_signed("!=", self.frame.word(packed), b.index(0))):
             with b.loop(0, count) as j:
                 target = b.at(memory, b.mul(j, memory_stride))
-                copy_row(b, rows, b.ir.add(block, j), target)
-                # columns past d_v that a tile computes and nobody reads: finite, or they would look like poison
-                with b.loop(rows.width, b.add(rows.width, self.schedule.value_rows)) as column:
-                    b.store(b.scalar(0.0), target, b.mul(column, b.size))
+                copy_row(b, rows, b.ir.add(block, j), target, padding=self.schedule.value_rows)
             where.value, stride.value = memory, memory_stride
         return where.value, stride.value
 

@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
-from rootdk.codegen.online_softmax import LOG2_E, LaneStats, Softmax, is_hidden_weight
+from rootdk.codegen.online_softmax import LN_2, LOG2_E, LaneStats, Softmax, is_hidden_weight
 from rootdk.codegen.panels import Rows, pack, unpack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
@@ -18,8 +18,6 @@ from rootdk.dtypes import DType
 from rootdk.planning.schedule import TileShape
 
 __all__ = ["AttendKernel", "PanelRoutines", "padded_width"]
-
-LN_2 = 0.6931471805599453
 
 
 def padded_width(b: Builder, frame: Frame, rows: int) -> ir.Value:
@@ -102,10 +100,7 @@ class PanelRoutines:
         rows = Rows(
             self.dtype, queries, frame.word("query_row"), frame.word("query_element"), frame.word("q_len"), panel.d_k
         )
-        scale = b.load(ir.DoubleType(), frame.place("scale"), align=8)
-        if self.log2_scores:
-            scale = b.ir.fmul(scale, ir.Constant(ir.DoubleType(), LOG2_E))
-        scale = scale if b.real == scale.type else b.ir.fptrunc(scale, b.real)
+        scale = frame.query_factor(self.log2_scores)
         splatted = b.splat(scale)
 
         def scaled(value: ir.Value) -> ir.Value:

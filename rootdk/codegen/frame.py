@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder
+from rootdk.codegen.online_softmax import LOG2_E
 from rootdk.planning.frame import FRAME
 
 __all__ = ["Frame"]
@@ -31,3 +32,14 @@ class Frame:
         b = self.b
         offset = b.load(I64, self.address(f"{operand}_batch"), b.mul(batch, 8), align=8)
         return b.at(self.address(operand), b.add(offset, b.mul(head, self.word(f"{operand}_head"))))
+
+    def scale(self) -> ir.Value:
+        """What queries are multiplied by, a float64."""
+        return self.b.load(ir.DoubleType(), self.place("scale"), align=8)
+
+    def query_factor(self, log2_scores: bool) -> ir.Value:
+        """The scale as an accumulator; with log2 e in it where scores are to be exponents of 2."""
+        b, scale = self.b, self.scale()
+        if log2_scores:
+            scale = b.ir.fmul(scale, ir.Constant(ir.DoubleType(), LOG2_E))
+        return b.narrowed(scale)

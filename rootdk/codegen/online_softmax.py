@@ -17,9 +17,10 @@ from llvmlite import ir
 from rootdk.codegen.builder import Builder, Slot
 from rootdk.codegen.vector_math import exp2_nonpositive
 
-__all__ = ["HIDDEN_WEIGHT", "LOG2_E", "LaneStats", "Softmax", "is_hidden_weight"]
+__all__ = ["HIDDEN_WEIGHT", "LN_2", "LOG2_E", "LaneStats", "Softmax", "is_hidden_weight"]
 
 LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
 HIDDEN_WEIGHT = -0.0
 """The weight stored for a hidden pair. It adds nothing, and its sign tells it from a weight that underflowed."""
 

@@ -103,12 +103,25 @@ def unpack(
             store_elements(b, rows.dtype, value, pointer, b.mul(r, rows.stride))
 
 
-def copy_row(b: Builder, rows: Rows, row: ir.Value, target: ir.Value) -> None:
-    """Row ``row`` as adjacent accumulators at ``target``."""
+def copy_row(
+    b: Builder,
+    rows: Rows,
+    row: ir.Value,
+    target: ir.Value,
+    *,
+    padding: int,
+    transform: Callable[[ir.Value], ir.Value] = lambda value: value,
+) -> None:
+    """Row ``row``, transformed, as adjacent accumulators at ``target``, and ``padding`` zeros behind it.
+
+    Tiles may run over the end of a row: what they compute there is finite, and nobody reads it.
+    """
     source = b.at(rows.pointer, b.mul(row, rows.row_stride))
     whole = rows.whole(b, b.lanes)
     with b.loop(0, whole, b.lanes) as r:
         value = load_elements(b, rows.dtype, source, b.mul(r, rows.dtype.size), lanes=b.lanes)
-        b.store(value, target, b.mul(r, b.size))
+        b.store(transform(value), target, b.mul(r, b.size))
     with b.loop(whole, rows.width) as r:
-        b.store(load_elements(b, rows.dtype, source, b.mul(r, rows.stride)), target, b.mul(r, b.size))
+        b.store(transform(load_elements(b, rows.dtype, source, b.mul(r, rows.stride))), target, b.mul(r, b.size))
+    with b.loop(rows.width, b.add(rows.width, padding)) as r:
+        b.store(b.scalar(0.0), target, b.mul(r, b.size))

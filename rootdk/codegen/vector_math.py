@@ -93,7 +93,7 @@ _SQRT_HALF_BITS = {32: 0x3F3504F3, 64: 0x3FE6A09E667F3BCD}
 def exp2_nonpositive(builder: Builder, x: ir.Value) -> ir.Value:
     """2^x for x <= 0, the softmax's: -inf gives exactly 0, 0 exactly 1, NaN stays NaN.
 
-    Error: 2 ulp (float), 0.8 ulp (double). Results below the smallest normal number are 0 or wrong by at most that
+    Error: 2, 0.8 ulp. Results below the smallest normal number are 0 or wrong by at most that
     number. Right up to x = 127 (1023) too; beyond, the result means nothing, except that +inf gives NaN.
     """
     r = Reals(builder, x)

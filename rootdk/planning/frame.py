@@ -7,6 +7,7 @@ to call of one shape comes first, so that a repeated call writes only that.
 __all__ = ["CALL_WORDS", "FRAME"]
 
 _OPERANDS = ("query", "key", "value", "output", "lse")
+_GRADIENTS = ("grad_output", "grad_lse", "grad_query", "grad_key", "grad_value")
 
 CALL_WORDS = (
     # worker bookkeeping: the next task, the next worker's number; each worker takes its own scratch memory
@@ -15,6 +16,11 @@ CALL_WORDS = (
     *_OPERANDS, "sinks",
     # the mods' values: 8-byte constants; (address, shape, strides) per array; addresses of range tables
     "constants", "arrays", "tables",
+    # backward only: addresses; grad_lse 0 where there is none
+    *_GRADIENTS,
+    # sums of query gradients over chunks of keys, [batch * heads, padded q_len, padded d_k]; per key head the chunk whose
+    # turn it is to be added; for each task, (address, shape, strides) of the gradient of each captured array
+    "query_sums", "turns", "grad_arrays",
 )  # fmt: skip
 """Words that differ between calls of one shape, in the order of the frame's start."""
 
@@ -28,8 +34,10 @@ _SHAPE_WORDS = (
     "scale",
     # 0 or 1: rows of keys or values are copied to scratch block by block
     "pack_key", "pack_value",
+    # backward: items are chunks of the keys of one key head; a task is a lot of consecutive items
+    "items", "items_per_task", "kv_heads", "padded_q_len",
     # per operand: byte offset of each batch element (a table); head, row and element strides
-    *[f"{operand}_{part}" for operand in _OPERANDS for part in ("batch", "head", "row", "element")],
+    *[f"{operand}_{part}" for operand in (*_OPERANDS, *_GRADIENTS) for part in ("batch", "head", "row", "element")],
 )  # fmt: skip
 
 FRAME: dict[str, int] = {name: word for word, name in enumerate((*CALL_WORDS, *_SHAPE_WORDS))}

@@ -7,7 +7,11 @@ from rootdk.dtypes import DType
 from rootdk.machine import Target
 from rootdk.mods.expr import Graph
 
-__all__ = ["ForwardSpec", "Schedule", "TileShape", "schedule_for"]
+__all__ = ["KEY_CHUNK", "BackwardSpec", "Derivative", "ForwardSpec", "Schedule", "TileShape", "schedule_for"]
+
+
+KEY_CHUNK = 960
+"""Keys per chunk of the backward pass, whole groups of its panels. Like ``Schedule.chunk`` it is part of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Schedule:
     chunk: int = 1024
     """Keys per chunk, a whole number of blocks. Sums restart at every chunk and chunks merge in order, so a row's bits
     do not depend on how chunks are shared out. It is part of the result: changing it changes rounding."""
+    query_block: int = 64
+    """Queries per block of the backward pass: its scores and their gradients stay in L1."""
     narrow: bool = True
     """Every integer of the mods fits 32 bits, proven for this problem: indices then fill lanes as floats do."""
 
@@ -57,6 +63,35 @@ class ForwardSpec:
     schedule: Schedule
 
     ENTRY: ClassVar = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """A score function's derivatives as nodes behind its own."""
+
+    graph: Graph
+    score: int | None
+    """The node that is d modified score / d score; None where it does not depend on it."""
+    captured: tuple[tuple[int, int], ...]
+    """(gather node, node that is d modified score / d element) for each gather whose gradient is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSpec:
+    """All that shapes the code of a backward kernel."""
+
+    dtype: DType
+    graph: Graph
+    proven: frozenset[int]
+    schedule: Schedule
+    derivative: Derivative | None
+    """None where the graph has no score function."""
+
+    ENTRY: ClassVar = "backward"
+
+    @property
+    def needs_raw_scores(self) -> bool:
+        return self.derivative is not None
 
 
 def schedule_for(target: Target, *, narrow: bool) -> Schedule:

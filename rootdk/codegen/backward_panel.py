@@ -1,0 +1,249 @@
+"""What the backward kernel does to one panel of keys and one block of queries: the lanes are keys.
+
+    S = Q K^T            the forward's scores, recomputed            (rows of Q broadcast, K^T packed)
+    P = exp(S - lse)     the forward's weights, normalised
+    dP = dO V^T                                                      (rows of dO broadcast, V^T packed)
+    dS = P (dP - delta)  delta_i = dO_i . O_i - d lse_i
+    dV += P^T dO         dK += dS^T Q                                (columns of dO and Q broadcast)
+
+and dQ += dS K, for all panels of a group at once, is left to the caller. A hidden pair's weight is -0.0 in P and dS:
+products with it are left out where they would not be zero.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
+from rootdk.codegen.frame import Frame
+from rootdk.codegen.gather import table_offset
+from rootdk.codegen.lower_expr import Environment, lower
+from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, Softmax, is_hidden_weight
+from rootdk.codegen.scatter import scatter_add
+from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
+from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
+from rootdk.planning.schedule import BackwardSpec, TileShape
+
+__all__ = ["GROUP", "KeyPanel", "PanelGradients", "RowBlock"]
+
+GROUP = 96
+"""Keys whose panels share one product for dQ: whole vectors of every lane count, four panels of AVX2's 24 lanes. Part
+of the result: dQ is summed group by group."""
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """A block of queries in scratch memory, as accumulators: scaled queries, output gradients, two numbers a row."""
+
+    queries: ir.Value
+    query_stride: ir.Value
+    gradients: ir.Value
+    gradient_stride: ir.Value
+    numbers: ir.Value
+    """[rows, 2]: the LSE in the unit of the scores (+inf for a row that sees nothing), and delta."""
+
+    TYPES = (POINTER, I64, POINTER, I64, POINTER)
+
+    @property
+    def arguments(self) -> tuple[ir.Value, ...]:
+        return self.queries, self.query_stride, self.gradients, self.gradient_stride, self.numbers
+
+
+@dataclass(frozen=True)
+class KeyPanel:
+    """A panel of keys in scratch memory: K^T and V^T packed, and the sums of dK^T and dV^T."""
+
+    b: Builder
+    pointer: ir.Value
+    vectors: Scalar
+    d_k: ir.Value
+    d_v: ir.Value
+    padding: int
+    """Rows that tiles may write past the end of the sums."""
+
+    @property
+    def stride(self) -> Scalar:
+        return self.b.mul(self.vectors, self.b.lanes * self.b.size)
+
+    def offset(self, row: Scalar, n: Scalar) -> Scalar:
+        return self.b.add(self.b.mul(row, self.stride), self.b.mul(n, self.b.lanes * self.b.size))
+
+    @property
+    def keys(self) -> ir.Value:
+        return self.pointer
+
+    @property
+    def values(self) -> ir.Value:
+        return self._after(self.d_k)
+
+    @property
+    def key_sums(self) -> ir.Value:
+        return self._after(self.b.add(self.d_k, self.d_v))
+
+    @property
+    def value_sums(self) -> ir.Value:
+        return self._after(self.b.add(self.b.add(self.b.mul(self.d_k, 2), self.d_v), self.padding))
+
+    @property
+    def sum_rows(self) -> Scalar:
+        """Of both sums, which lie one behind the other."""
+        return self.b.add(self.b.add(self.d_k, self.d_v), 2 * self.padding)
+
+    def _after(self, rows: Scalar) -> ir.Value:
+        return self.b.at(self.pointer, self.b.mul(rows, self.stride))
+
+
+class PanelGradients:
+    """The hot loops for key panels ``vectors`` wide: (frame, row block, panel, scores, score gradients, gradients of
+    captured arrays, count, first query, first key, batch, head, masked)."""
+
+    def __init__(self, entry: Builder, spec: BackwardSpec, mods: Mods, vectors: int, shape: TileShape) -> None:
+        self.entry, self.spec, self.mods, self.vectors, self.shape = entry, spec, mods, vectors, shape
+        self.function = self._define()
+
+    def _define(self) -> ir.Function:
+        types = [POINTER, *RowBlock.TYPES, *[POINTER] * 4, *[I64] * 5, I1]
+        b = Builder.define(self.entry.function.module, f"gradients_{self.vectors}", types, self.entry)
+        pointer, *block_arguments = b.function.args[:6]
+        panel_pointer, scores, gradients, self.captured, *rest = b.function.args[6:]
+        count, first, first_key, batch, head, masked = rest
+        frame, block = Frame(b, pointer), RowBlock(*block_arguments)
+        self.b, self.frame, self.block, self.count = b, frame, block, count
+        self.panel = KeyPanel(
+            b, panel_pointer, self.vectors, frame.word("d_k"), frame.word("d_v"), self.spec.schedule.value_rows
+        )
+        self.first = first
+        self.keys = [
+            lane_indices(b, b.index(b.add(first_key, n * b.lanes)), frame.word("kv_len"), self.mods.index_type)
+            for n in range(self.vectors)
+        ]
+        self.real_keys = [  # lanes past the last key repeat it
+            b.ir.icmp_signed("<", b.ir.add(b.splat(b.index(b.add(first_key, n * b.lanes))), b.lane_numbers()),
+                             b.splat(frame.word("kv_len")))
+            for n in range(self.vectors)
+        ]  # fmt: skip
+        self.environment = self.mods.environment(frame, {"b": batch, "h": head})
+        rows = self.spec.schedule.query_block + self.spec.schedule.score_rows
+        weights, raw, products = (self._tile(b.at(scores, self._tile_bytes(rows) * part)) for part in range(3))
+        raw_scores(weights, block.queries, block.query_stride, count, self.panel.keys, self.panel.d_k)
+        if self.mods.graph.mask is None:
+            self._weigh(weights, raw, masked=False)
+        else:
+            b.choose(
+                masked, lambda: self._weigh(weights, raw, masked=True), lambda: self._weigh(weights, raw, masked=False)
+            )
+        raw_scores(products, block.gradients, block.gradient_stride, count, self.panel.values, self.panel.d_v)
+        self._differentiate(weights, raw, products, gradients)
+        self._accumulate(self.panel.value_sums, frame.word("d_v"), block.gradients, block.gradient_stride, weights)
+        self._accumulate(self.panel.key_sums, frame.word("d_k"), block.queries, block.query_stride, products)
+        return b.finish()
+
+    def _tile(self, pointer: ir.Value) -> ScoreTile:
+        return ScoreTile(self.b, pointer, self.vectors, self.shape.score_rows)
+
+    def _tile_bytes(self, rows: int) -> int:
+        return rows * self.vectors * self.b.lanes * self.b.size
+
+    def _row_number(self, row: ir.Value, which: int) -> ir.Value:
+        b = self.b
+        return b.splat(b.load(b.real, self.block.numbers, b.add(b.mul(row, 2 * b.size), which * b.size)))
+
+    def _leaves(self, row: ir.Value, n: int, score: ir.Value) -> Mapping[str, ir.Value]:
+        query = self.b.ir.add(self.first, row)
+        return {**self.environment.leaves, "score": score, "q": query, "kv": self.keys[n]}
+
+    def _weigh(self, weights: ScoreTile, raw: ScoreTile, *, masked: bool) -> None:
+        """Scores to weights in place; a score function's input is kept for its derivative."""
+        b, softmax = self.b, Softmax(self.b, log2_scores=self.mods.graph.score is None)
+        with b.loop(0, self.count) as i:
+            lse = self._row_number(i, 0)
+            for n in range(self.vectors):
+                score = b.load_lanes(weights.pointer, weights.offset(i, n))
+                if self.spec.needs_raw_scores:
+                    b.store_lanes(score, raw.pointer, raw.offset(i, n))
+                here = replace(self.environment, leaves=self._leaves(i, n, score))
+                score = self.mods.modify(b, score, here, masked=masked)
+                weight = softmax.exponential(b.ir.fsub(score, lse))
+                if self.mods.may_hide:
+                    hidden = b.ir.fcmp_ordered("==", score, b.splat(float("-inf")))
+                    weight = b.ir.select(hidden, b.splat(HIDDEN_WEIGHT), weight)
+                b.store_lanes(weight, weights.pointer, weights.offset(i, n))
+
+    def _differentiate(self, weights: ScoreTile, raw: ScoreTile, products: ScoreTile, gradients: ir.Value) -> None:
+        """Score gradients over the products, and into the group's [rows, GROUP] block that dQ is computed from."""
+        b = self.b
+        with b.loop(0, self.count) as i:
+            delta = self._row_number(i, 1)
+            for n in range(self.vectors):
+                weight = b.load_lanes(weights.pointer, weights.offset(i, n))
+                product = b.load_lanes(products.pointer, products.offset(i, n))
+                hidden = is_hidden_weight(b, weight) if self.mods.may_hide else None
+                gradient = b.ir.fmul(weight, b.ir.fsub(product, delta))
+                gradient = self._keep_hidden(gradient, hidden)
+                if self.spec.needs_raw_scores:
+                    score = b.load_lanes(raw.pointer, raw.offset(i, n))
+                    gradient = self._through_score_mod(gradient, hidden, self._leaves(i, n, score), self.real_keys[n])
+                b.store_lanes(gradient, products.pointer, products.offset(i, n))
+                b.store(gradient, gradients, b.add(b.mul(i, GROUP * b.size), n * b.lanes * b.size), b.size)
+
+    def _keep_hidden(self, gradient: ir.Value, hidden: ir.Value | None) -> ir.Value:
+        return gradient if hidden is None else self.b.ir.select(hidden, self.b.splat(HIDDEN_WEIGHT), gradient)
+
+    def _through_score_mod(
+        self, gradient: ir.Value, hidden: ir.Value | None, leaves: Mapping[str, ir.Value], real: ir.Value
+    ) -> ir.Value:
+        """Chain rule: the raw score's gradient; captured arrays' gradients are added where they belong."""
+        b, derivative = self.b, self.spec.derivative
+        assert derivative is not None and hidden is not None
+        wanted = [slope for _, slope in derivative.captured]
+        indices = [arg for node, _ in derivative.captured for arg in derivative.graph.nodes[node].args]
+        own = [] if derivative.score is None else [derivative.score]
+        visible = b.ir.not_(hidden)
+        environment: Environment = replace(self.environment, leaves=leaves, visible=visible)
+        values = iter(lower(b, derivative.graph, [*own, *wanted, *indices], environment))
+        slope = next(values) if own else b.scalar(0.0)
+        slopes = [next(values) for _ in wanted]
+        adds = b.ir.and_(visible, real)
+        for (node, _), captured_slope in zip(derivative.captured, slopes, strict=True):
+            gather = derivative.graph.nodes[node]
+            assert isinstance(gather.attr, int)
+            addend = b.ir.select(adds, b.ir.fmul(gradient, b.splat(captured_slope)), b.splat(0.0))
+            scatter_add(
+                b, derivative.graph.arrays[gather.attr],
+                b.at(self.captured, table_offset(derivative.graph.arrays, gather.attr)),
+                [next(values) for _ in gather.args], addend, adds,
+            )  # fmt: skip
+        return self._keep_hidden(b.ir.fmul(gradient, b.splat(slope)), hidden)
+
+    def _accumulate(
+        self, sums: ir.Value, width: ir.Value, rows: ir.Value, row_stride: ir.Value, tile: ScoreTile
+    ) -> None:
+        """sums[c, lanes] += sum over i of rows[i][c] * tile[i, lanes]."""
+        b, columns = self.b, self.shape.value_rows
+
+        def lanes(i: Scalar) -> list[ir.Value]:
+            return [b.load_lanes(tile.pointer, tile.offset(i, n)) for n in range(self.vectors)]
+
+        with b.loop(0, width, columns) as c:
+            start = b.at(rows, b.mul(c, b.size))
+
+            def elements(i: Scalar, start: ir.Value = start) -> Iterator[ir.Value]:
+                row = b.at(start, b.mul(i, row_stride))
+                return (b.splat(b.load(b.real, row, m * b.size)) for m in range(columns))
+
+            shape = (columns, self.vectors)
+            if self.mods.may_hide:
+                added = poison_free_matmul(
+                    b, self.count, elements, lanes, shape, lambda _, weight: is_hidden_weight(b, weight)
+                )
+            else:
+                added = tile_matmul(b, self.count, elements, lanes, shape)
+            self._add(sums, c, added)
+
+    def _add(self, sums: ir.Value, c: ir.Value, added: Sequence[Sequence[ir.Value]]) -> None:
+        b = self.b
+        for m, row in enumerate(added):
+            for n, total in enumerate(row):
+                offset = self.panel.offset(b.add(c, m), n)
+                b.store_lanes(b.ir.fadd(b.load_lanes(sums, offset), total), sums, offset)

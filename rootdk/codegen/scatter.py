@@ -1,0 +1,49 @@
+"""Adding lanes to elements of an array by computed index: the transpose of a gather."""
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from rootdk.codegen.builder import I1, I32, I64, POINTER, Builder
+from rootdk.mods.expr import ArraySpec
+
+__all__ = ["horizontal_sum", "scatter_add"]
+
+
+def horizontal_sum(b: Builder, vector: ir.Value) -> ir.Value:
+    """The sum of all lanes, halves first."""
+    count = b.lanes // 2
+    while count:
+        indices = [lane + count if lane < count else 0 for lane in range(b.lanes)]
+        moved = b.ir.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, b.lanes), indices))
+        vector = b.ir.fadd(vector, moved)
+        count //= 2
+    return b.ir.extract_element(vector, ir.Constant(I32, 0))
+
+
+def scatter_add(
+    b: Builder, array: ArraySpec, table: ir.Value, indices: Sequence[ir.Value], addend: ir.Value, wanted: ir.Value
+) -> None:
+    """``target[indices] += addend`` for the ``wanted`` lanes, one after the other; elsewhere ``addend`` is 0.
+
+    ``table`` points at the target's words: address, shape, strides in bytes; its elements are accumulators. Lanes whose
+    index is out of range add nothing. Where no index varies by lane, the lanes are summed first.
+    """
+    words = [b.load(I64, table, 8 * number, 8) for number in range(1 + 2 * array.rank)]
+    base, lengths, strides = words[0], words[1 : 1 + array.rank], words[1 + array.rank :]
+    varies = any(isinstance(index.type, ir.VectorType) for index in indices)
+    for lane in range(b.lanes if varies else 1):
+        place = ir.Constant(I32, lane)
+        here = b.ir.extract_element(wanted, place) if varies else ir.Constant(I1, 1)
+        address = base
+        for index, length, stride in zip(indices, lengths, strides, strict=True):
+            single = b.ir.extract_element(index, place) if isinstance(index.type, ir.VectorType) else index
+            single = b.ir.sext(single, I64) if single.type != I64 else single
+            negative = b.ir.icmp_signed("<", single, b.index(0))
+            from_start = b.ir.select(negative, b.ir.add(single, length), single)
+            here = b.ir.and_(here, b.ir.icmp_unsigned("<", from_start, length))
+            address = b.ir.add(address, b.ir.mul(from_start, stride))
+        with b.when(here):
+            target = b.ir.inttoptr(address, POINTER)
+            value = b.ir.extract_element(addend, place) if varies else horizontal_sum(b, addend)
+            b.store(b.ir.fadd(b.load(b.real, target), value), target)
