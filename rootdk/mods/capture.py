@@ -17,7 +17,7 @@ import numpy as np
 from rootdk.mods import lang
 from rootdk.mods.foreign import is_array
 from rootdk.mods.refusals import is_library, random_call, refuse
-from rootdk.mods.symbols import Symbolic
+from rootdk.mods.symbols import Symbolic, first_symbol
 
 if TYPE_CHECKING:
     from rootdk.mods.trace import Tracer
@@ -60,7 +60,7 @@ class Capture:
         done = self._done.get(id(value))
         if done is not None:
             return done[1]
-        if kind is FunctionType:
+        if kind is FunctionType and not _is_jax(value):
             return self._function(value)
         replacement = self._replacement(value, name)
         self._done[id(value)] = value, replacement
@@ -80,11 +80,11 @@ class Capture:
             return self._partial(value, name)
         if isinstance(value, functools._lru_cache_wrapper):
             return self.value(value.__wrapped__, name)
+        if _is_jax(value):
+            return _JaxModule(value) if isinstance(value, ModuleType) else _jax_function(value)
         if isinstance(value, ModuleType):
             return value if is_library(value.__name__) else Proxy(self, value, name)
-        kind = type(value)
-        user_made = kind.__flags__ & _HEAP_TYPE and not is_library(kind.__module__)
-        return Proxy(self, value, name) if user_made or _is_torch_module(kind) else value
+        return Proxy(self, value, name) if _holds_users_values(type(value)) else value
 
     def _sequence(self, value: Any, name: str) -> Any:
         items = [self.value(item, f"{name}[{place}]") for place, item in enumerate(value)]
@@ -148,7 +148,9 @@ class Capture:
         if name not in scope:
             return name in _SYMBOLIC_BUILTINS
         value = scope[name]
-        return not (type(value) in _PLAIN or (isinstance(value, ModuleType) and is_library(value.__name__)))
+        if isinstance(value, ModuleType):
+            return _is_jax(value) or not is_library(value.__name__)
+        return type(value) not in _PLAIN
 
 
 class Proxy:
@@ -198,8 +200,48 @@ def _attribute(proxy: Proxy, attribute: str) -> Any:
     return capture.value(value, f"{proxy._name}.{attribute}")
 
 
-def _is_torch_module(kind: type) -> bool:
-    return any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__)
+class _JaxModule:
+    """A module of JAX whose functions take symbols: unlike NumPy's and torch's, they have no protocol for that."""
+
+    __slots__ = ("_module",)
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        if isinstance(value, ModuleType):
+            return _JaxModule(value)
+        return _jax_function(value) if callable(value) and not isinstance(value, type) else value
+
+
+_JAX_DEFAULTS: dict[str, dict[str, Any]] = {"gelu": {"approximate": True}}
+"""Where JAX's defaults are not torch's, whose parameters the functions have."""
+
+
+def _jax_function(function: Any) -> Any:
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        symbol = first_symbol((*args, *kwargs.values()))
+        if symbol is None:
+            return function(*args, **kwargs)
+        return symbol.tracer.function(function, args, {**_JAX_DEFAULTS.get(function.__name__, {}), **kwargs})
+
+    return dispatch if callable(function) else function
+
+
+def _is_jax(value: Any) -> bool:
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] in ("jax", "jaxlib")
+
+
+def _holds_users_values(kind: type) -> bool:
+    """Whether objects of ``kind`` may have arrays of the user's as attributes."""
+    if kind.__flags__ & _HEAP_TYPE and not is_library(kind.__module__):
+        return True
+    # types.SimpleNamespace and argparse.Namespace; torch's own modules, such as Embedding
+    return kind.__name__.endswith("Namespace") or any(
+        base.__module__ == "torch.nn.modules.module" for base in kind.__mro__
+    )
 
 
 def _unwrapped(function: FunctionType) -> Any:

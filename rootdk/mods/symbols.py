@@ -141,7 +141,7 @@ class Symbolic:
         raise refuse("this asks for the values of the traced function as an array", "apply functions to it directly")
 
     def __jax_array__(self) -> NoReturn:
-        raise refuse("JAX's functions cannot run inside a mod", "use operators, or NumPy's functions of the same name")
+        raise refuse("a function of JAX that a mod cannot see got a traced value", "use NumPy's of the same name")
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise refuse("a mod cannot write into an array", "compute the new value, with where(condition, new, old)")
