@@ -60,8 +60,10 @@ def sliding_window(left: int | None, right: int | None = 0, align: Align = None)
 @functools.lru_cache(maxsize=256)
 def _sliding_window(left: int | None, right: int | None, align: Align) -> Mask:
     def sliding_window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        at = position(q_idx, align)
         visible: Any = True
+        if left is None and right is None:
+            return visible
+        at = position(q_idx, align)
         if left is not None:
             visible = (kv_idx >= at - left) & visible
         if right is not None:
