@@ -41,13 +41,13 @@ _TWO_OVER_PI = int(
 
 
 def sin(builder: Builder, x: ir.Value) -> ir.Value:
-    """Sine; NaN at infinities. Error: 1.5, 2 ulp."""
+    """Sine; NaN at infinities. Error: 1.5, 2.3 ulp."""
     r = Reals(builder, x)
     return r.select(r.compare("==", x, 0.0), x, _wave(builder, x, 0))  # keeps the sign of zero
 
 
 def cos(builder: Builder, x: ir.Value) -> ir.Value:
-    """Cosine; NaN at infinities. Error: 1.5, 2.1 ulp."""
+    """Cosine; NaN at infinities. Error: 1.5, 2.3 ulp."""
     return _wave(builder, x, 1)
 
 
@@ -80,7 +80,7 @@ def _reduced(r: Reals, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     return r.ir.fptrunc(remainder, r.type), r.ir.trunc(turns, r.integers)
 
 
-# Large arguments -------------------------------------------------------------------------------------------------------
+# Large arguments ------------------------------------------------------------------------------------------------------
 
 
 def _replaced(d: Reals, x: ir.Value, remainder: ir.Value, turns: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -105,7 +105,7 @@ def _replaced(d: Reals, x: ir.Value, remainder: ir.Value, turns: ir.Value) -> tu
 
 
 def _reducer(builder: Builder) -> ir.Function:
-    """The module's function from a double above ``_LARGE`` to (remainder, quarter turns modulo 4), after Payne and Hanek.
+    """The module's function from a double above ``_LARGE`` to (remainder, quarter turns), after Payne and Hanek.
 
     x = m 2^s with a whole m, so of the digits of 2 / pi only some matter: those before are whole turns of x, those
     after are too small. 192 bits of them leave 75 right bits of the remainder even for the worst double.

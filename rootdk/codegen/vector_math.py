@@ -130,7 +130,7 @@ def exp(builder: Builder, x: ir.Value) -> ir.Value:
 
 
 def expm1(builder: Builder, x: ir.Value) -> ir.Value:
-    """e^x - 1, exact to the last bits near 0 too. Error: 1.5, 1.8 ulp."""
+    """e^x - 1, exact to the last bits near 0 too. Error: 1.6, 1.9 ulp."""
     r = Reals(builder, x)
     # Half the result, because 2^n overflows before the result does.
     within = r.at_most((r.format.bias + 1.25) * math.log(2), r.at_least(-40.0, x))
@@ -140,7 +140,7 @@ def expm1(builder: Builder, x: ir.Value) -> ir.Value:
 
 
 def tanh(builder: Builder, x: ir.Value) -> ir.Value:
-    """Hyperbolic tangent. Error: 2.2, 2.4 ulp."""
+    """Hyperbolic tangent. Error: 2.6, 2.6 ulp."""
     r = Reals(builder, x)
     magnitude = r.at_most(20.0, r.absolute(x))
     scale, excess = _power_and_excess(r, r.add(magnitude, magnitude), 0)
@@ -149,20 +149,21 @@ def tanh(builder: Builder, x: ir.Value) -> ir.Value:
 
 
 def sigmoid(builder: Builder, x: ir.Value) -> ir.Value:
-    """1 / (1 + e^-x); underflows gradually to 0. Error: 2.1, 2.2 ulp."""
+    """1 / (1 + e^-x); underflows gradually to 0. Error: 2.3, 2.3 ulp."""
     r = Reals(builder, x)
     decay = exp(builder, r.sub(-0.0, r.absolute(x)))
     return r.div(r.select(r.compare("<", x, 0.0), decay, 1.0), r.add(decay, 1.0))
 
 
 def erf(builder: Builder, x: ir.Value) -> ir.Value:
-    """The error function. Error: 2.2, 2.1 ulp."""
+    """The error function. Error: 2.4, 2.4 ulp."""
     r = Reals(builder, x)
     width = r.format.width
     magnitude = r.at_most(4.0 if width == 32 else 6.0, r.absolute(x))
     near = r.fma(magnitude, r.polynomial(r.mul(magnitude, magnitude), ERF[width]), magnitude)
-    complement = exp(builder, r.polynomial(r.sub(magnitude, 3.0), LOG_ERFC[width]))
-    return r.with_sign_of(x, r.select(r.compare(">", magnitude, 1.0), r.sub(1.0, complement), near))
+    scale, excess = _power_and_excess(r, r.polynomial(r.sub(magnitude, 3.0), LOG_ERFC[width]), 0)
+    far = r.fma(excess, r.sub(-0.0, scale), r.sub(1.0, scale))
+    return r.with_sign_of(x, r.select(r.compare(">", magnitude, 1.0), far, near))
 
 
 def _scaled(r: Reals, x: ir.Value, shifted: ir.Value) -> ir.Value:
@@ -211,7 +212,7 @@ def log1p(builder: Builder, x: ir.Value) -> ir.Value:
 
 
 def log2(builder: Builder, x: ir.Value) -> ir.Value:
-    """Logarithm to base 2: -inf at 0, NaN below. Error: 1, 1 ulp."""
+    """Logarithm to base 2: -inf at 0, NaN below. Error: 1.1, 1.1 ulp."""
     r = Reals(builder, x)
     exponent, f, correction = _log_parts(r, x)
     high, low = _LOG2_E[r.format.width]
