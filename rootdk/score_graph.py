@@ -7,7 +7,7 @@ after. Bias and dense boolean masks are gathers of captured arrays like any othe
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rootdk import arguments
 from rootdk.mods import lang
 from rootdk.mods.dense import dense
 from rootdk.mods.expr import Graph
+from rootdk.mods.score_mask import with_score_mask
 from rootdk.mods.trace import Sym, Traced, Tracer
 from rootdk.mods.values import Mask, Score, as_mask, as_score
 
@@ -70,6 +71,7 @@ def _trace(
     score, bias = _trace_score(tracer, steps, bias_array)
     visible = None if mask is None else mask.trace(tracer, *tracer.indices)
     traced = tracer.finish(score, visible)
+    traced = replace(traced, graph=with_score_mask(traced.graph))
     slot = None if bias is None else next(slot for slot, array in enumerate(traced.arrays) if array is bias)
     return TracedMods(traced, slot)
 
