@@ -1,6 +1,6 @@
 """Interval analysis: never wrong, and right about the masks that people use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +9,15 @@ from expressions import Draft, Term, random_draft, where
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rootdk import masks
 from rootdk.dtypes import FLOAT32, FLOAT64, DType, Kind
 from rootdk.mods import bounds, ranges
 from rootdk.mods.bounds import FloatRange, Range, Truth
 from rootdk.mods.describe import describe
 from rootdk.mods.evaluate import evaluate
 from rootdk.mods.expr import OPS, Graph
+from rootdk.mods.trace import Tracer
+from rootdk.mods.values import Mask
 
 NUMPY_TYPES = {FLOAT32: np.float32, FLOAT64: np.float64}
 SCORES = np.array([0.0, -1.0, 1.5, 1e30, -np.inf, np.inf, np.nan])
@@ -146,26 +149,40 @@ MASKS: list[tuple[MaskFunction, float]] = [
 """Each mask, and the share of its empty and full tiles that must be proven so."""
 
 
+def assert_skips(graph: Graph, constants: Sequence[float], arrays: Sequence[np.ndarray], share: float) -> None:
+    """Nothing is proven that is not so, and at least ``share`` of the empty and of the full tiles is."""
+    q0, k0 = np.arange(0, Q_LEN, Q_TILE)[:, None], np.arange(0, KV_LEN, K_TILE)
+    q1, k1 = np.minimum(q0 + Q_TILE, Q_LEN) - 1, k0 + K_TILE - 1
+    batch, heads = np.arange(2)[:, None, None, None], np.arange(2)[:, None, None]
+    tables = ranges.build_all(graph, arrays)
+    can_hide, can_show = bounds.analyse(graph, constants, tables, q0, q1, k0, k1, batch, heads)
+    pairs = {"q": np.arange(Q_LEN)[:, None], "kv": np.arange(KV_LEN)}
+    dense = evaluate(graph, tuple(constants), tuple(arrays), b=batch, h=heads, **pairs)[graph.mask]
+    dense = np.broadcast_to(dense, (2, 2, Q_LEN, KV_LEN)).reshape(2, 2, Q_LEN, -1, K_TILE)
+    full = np.logical_and.reduceat(dense, q0[:, 0], axis=2).all(axis=-1)
+    empty = ~np.logical_or.reduceat(dense, q0[:, 0], axis=2).any(axis=-1)
+    assert not (~can_show & ~empty).any() and not (~can_hide & ~full).any()
+    assert (~can_show).sum() >= share * empty.sum()
+    assert (~can_hide).sum() >= share * full.sum()
+
+
 @pytest.mark.parametrize(("function", "share"), MASKS, ids=[function.__name__ for function, _ in MASKS])
 def test_masks_skip_what_they_can(function: MaskFunction, share: float) -> None:
     draft = Draft()
     graph = draft.graph(mask=function(draft, *draft.indices()))
-    q0, k0 = np.arange(0, Q_LEN, Q_TILE)[:, None], np.arange(0, KV_LEN, K_TILE)
-    q1, k1 = np.minimum(q0 + Q_TILE, Q_LEN) - 1, k0 + K_TILE - 1
-    batch, heads = np.arange(2)[:, None, None, None], np.arange(2)[:, None, None]
-    tables = ranges.build_all(graph, draft.arrays)
-    can_hide, can_show = bounds.analyse(graph, draft.constants, tables, q0, q1, k0, k1, batch, heads)
-    dense = evaluate(
-        graph, tuple(draft.constants), tuple(draft.arrays), b=batch, h=heads,
-        q=np.arange(Q_LEN)[:, None], kv=np.arange(KV_LEN),
-    )[graph.mask]  # fmt: skip
-    dense = np.broadcast_to(dense, (2, 2, Q_LEN, KV_LEN)).reshape(2, 2, Q_LEN, -1, K_TILE)
-    starts = np.arange(0, Q_LEN, Q_TILE)
-    full = np.logical_and.reduceat(dense, starts, axis=2).all(axis=-1)
-    empty = ~np.logical_or.reduceat(dense, starts, axis=2).any(axis=-1)
-    assert not (~can_show & ~empty).any() and not (~can_hide & ~full).any()
-    assert (~can_show).sum() >= share * empty.sum()
-    assert (~can_hide).sum() >= share * full.sum()
+    assert_skips(graph, draft.constants, draft.arrays, share)
+
+
+@pytest.mark.parametrize("mask", [
+    masks.causal(), masks.sliding_window(60, 20), masks.prefix_lm(np.array([70, 200])),
+    masks.documents(np.repeat(np.arange(4), 128)), masks.lengths(np.array([100, 512])),
+    masks.sink_tokens(4) | masks.sliding_window(50), ~masks.sliding_window(99, 50),
+    (masks.causal() | masks.prefix_lm(128)) & masks.lengths(np.array([130, 400])),
+], ids=str)  # fmt: skip
+def test_ready_made_masks_skip_all_that_is_empty_or_full(mask: Mask) -> None:
+    tracer = Tracer(Q_LEN, KV_LEN, 2, (2,))
+    traced = tracer.finish(None, mask.trace(tracer, *tracer.indices))
+    assert_skips(traced.graph, traced.constants, traced.arrays, 1.0)
 
 
 # Proofs over the whole problem, and explanations ---------------------------------------------------------------
