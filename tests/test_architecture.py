@@ -32,8 +32,10 @@ ALLOWED = {
     "codegen": {"dtypes", "machine", "mods", "planning"},
     "runtime": {"errors", "config", "machine"},
     "engine": {"errors", "dtypes", "machine", "mods", "planning", "codegen", "runtime"} | PROBLEM,
+    "roofline": {"machine", "planning", "codegen", "runtime"},
+    "plans": {"errors", "mods", "planning", "engine", "roofline", "runtime"} | PROBLEM,
     "calls": {"errors", "dtypes", "mods", "planning", "engine", "runtime"} | PROBLEM,
-    "frontends": {"errors", "dtypes", "mods", "planning", "engine", "calls", "masks", "scores"} | PROBLEM,
+    "frontends": {"errors", "dtypes", "mods", "planning", "engine", "calls", "plans", "masks", "scores"} | PROBLEM,
 }
 # On top of everything: free to import what they show, but never each other upwards.
 NEVER = {
