@@ -14,6 +14,7 @@ from rootdk.dtypes import Kind
 from rootdk.mods.expr import Graph
 from rootdk.mods.intervals import Algebra, Checked, IntRange, Truth
 from rootdk.mods.range_rules import propagate
+from rootdk.mods.ranges import reachable
 
 __all__ = ["classify"]
 
@@ -33,7 +34,8 @@ def classify(
     """
     if graph.mask is None:
         return ir.Constant(I1, 0), ir.Constant(I1, 1)
-    truth = propagate(_Scalars(builder, graph, intervals, constants, tables))[graph.mask]
+    algebra = _Scalars(builder, graph, intervals, constants, tables)
+    truth = propagate(algebra, reachable(graph, [graph.mask]))[graph.mask]
     assert isinstance(truth, Truth)
     return truth.can_be_false.value, truth.can_be_true.value
 

@@ -16,6 +16,7 @@ from rootdk.dtypes import FLOAT32, FLOAT64, DType, Kind
 from rootdk.mods.expr import Graph
 from rootdk.mods.intervals import Algebra, Checked, FloatRange, IntRange, Range, Truth, Value
 from rootdk.mods.range_rules import RANGE, propagate
+from rootdk.mods.ranges import reachable
 
 __all__ = [
     "RANGE", "FloatRange", "IntRange", "Range", "Truth", "analyse", "blockers", "fits_32_bits", "in_range_gathers",
@@ -36,7 +37,9 @@ def analyse(
     if graph.mask is None:
         shape = np.broadcast_shapes(*(end.shape for index in indices.values() for end in (index.low, index.high)))
         return np.zeros(shape, bool), np.ones(shape, bool)
-    found = node_ranges(graph, constants, tables, indices, accumulator)[graph.mask]
+    with np.errstate(all="ignore"):
+        algebra = _Arrays(graph, indices, accumulator, constants, tables)
+        found = propagate(algebra, reachable(graph, [graph.mask]))[graph.mask]
     assert isinstance(found, Truth)
     shape = np.broadcast_shapes(found.can_be_false.shape, *(index.low.shape for index in indices.values()))
     return np.broadcast_to(found.can_be_false, shape), np.broadcast_to(found.can_be_true, shape)
@@ -63,7 +66,7 @@ def node_ranges(
 ) -> list[Range]:  # fmt: skip
     """The range of every node of ``graph``, in order, each end an array that broadcasts with the indices' ends."""
     with np.errstate(all="ignore"):
-        return propagate(_Arrays(graph, indices, accumulator, constants, tables))
+        return list(propagate(_Arrays(graph, indices, accumulator, constants, tables)).values())
 
 
 def fits_32_bits(graph: Graph, found: Sequence[Range]) -> bool:

@@ -3,6 +3,7 @@
 ``RANGE`` is the table; ``propagate`` applies it to a graph.
 """
 
+from collections.abc import Collection
 from math import inf
 from typing import Any
 
@@ -16,11 +17,12 @@ from rootdk.mods.intervals import Algebra, FloatRange, IntRange, Range, Rule, Tr
 __all__ = ["RANGE", "propagate"]
 
 
-def propagate(algebra: Algebra) -> list[Range]:
-    """The range of every node of the algebra's graph, in order."""
-    found: list[Range] = []
-    for node in algebra.graph.nodes:
-        found.append(RANGE[node.op](algebra, node, *(found[arg] for arg in node.args)))
+def propagate(algebra: Algebra, needed: Collection[int] | None = None) -> dict[int, Range]:
+    """The ranges of the algebra's graph by node, in order; of ``needed``, closed under arguments, or of all."""
+    found: dict[int, Range] = {}
+    for number, node in enumerate(algebra.graph.nodes):
+        if needed is None or number in needed:
+            found[number] = RANGE[node.op](algebra, node, *(found[arg] for arg in node.args))
     return found
 
 
