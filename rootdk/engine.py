@@ -17,7 +17,8 @@ from rootdk.machine import Target, caches, host
 from rootdk.mods import bounds
 from rootdk.mods.expr import Graph
 from rootdk.planning.frame import FRAME
-from rootdk.planning.partition import Partition, panel_bytes, partition
+from rootdk.planning.packing import packing_reasons
+from rootdk.planning.partition import Partition, panel_bytes, partition, worth_threads
 from rootdk.planning.schedule import ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
 from rootdk.runtime import threads
@@ -27,8 +28,6 @@ from rootdk.runtime.workspace import address, borrow, give_back
 
 __all__ = ["Captured", "Prepared", "allocate", "capture", "frame_words", "prepare", "proofs", "raise_fault", "run"]
 
-# Starting a second thread costs some 10 microseconds, in which one core does this much arithmetic.
-_SERIAL_FLOPS = 4_000_000
 _FAULT = struct.Struct("5q")
 """What the kernel tells of an index out of bounds: 1, node, dimension, index, length. It follows the frame."""
 _FAULT_OFFSET = 8 * len(FRAME)
@@ -89,19 +88,19 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
     accumulator = problem.dtype.accumulator
     lanes = target.lanes(accumulator.size)
     panel = panel_bytes(problem.d_k, problem.d_v, spec.schedule, lanes, accumulator.size)
-    workers = threads.get_num_threads() if _flops(problem) > _SERIAL_FLOPS else 1
+    workers = threads.get_num_threads() if worth_threads(problem) else 1
     cut = partition(
         problem.q_len, problem.batch * problem.heads, spec.schedule, lanes,
         threads=workers, most_panels=max(1, caches().l2 // 2 // panel),
     )  # fmt: skip
     tasks = problem.batch * problem.heads * cut.tasks_per_head
     frame, keep = frame_words(bound, {"output": bound.canonical(output), "lse": bound.row_view(lse)})
-    pack_key, pack_value = _packing(problem, operands, spec)
+    packing = packing_reasons(problem, operands, spec.schedule)
     scratch = _scratch_bytes(problem, spec, lanes) + cut.panels_per_task * panel
     words = {
         "tasks": tasks, "panels": cut.panels, "panel_vectors": cut.panel_vectors, "wide_panels": cut.wide_panels,
         "panels_per_task": cut.panels_per_task, "tasks_per_head": cut.tasks_per_head, "panel_bytes": panel,
-        "scratch_bytes": scratch, "pack_key": pack_key, "pack_value": pack_value,
+        "scratch_bytes": scratch, "pack_key": packing[0] is not None, "pack_value": packing[1] is not None,
     }  # fmt: skip
     for name, value in words.items():
         frame[FRAME[name]] = value
@@ -169,28 +168,6 @@ def proofs(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...])
     leaves = max(sizes) < 2**31
     proven = bounds.in_range_gathers(graph, found, [array.shape for array in operands.arrays])
     return leaves and bounds.fits_32_bits(graph, found), proven
-
-
-def _flops(problem: Problem) -> int:
-    """Of all pairs, visible or not."""
-    return 2 * problem.batch * problem.heads * problem.q_len * problem.kv_len * (problem.d_k + problem.d_v)
-
-
-def _packing(problem: Problem, operands: Operands, spec: ForwardSpec) -> tuple[bool, bool]:
-    """Whether blocks of keys and of values are copied before use: must be, or pay for it.
-
-    Must: other element types, elements that are not adjacent, values that end inside a tile of columns. Pay: rows that
-    lie apart cost 25 to 38 % where many panels read them.
-    """
-    rows_reused = problem.q_len > 2 * spec.schedule.vectors
-
-    def needed(array: np.ndarray) -> bool:
-        size = array.dtype.itemsize
-        adjacent = array.shape[-1] <= 1 or array.strides[-1] == size
-        dense = array.strides[-2] == array.shape[-1] * size
-        return problem.dtype is not problem.dtype.accumulator or not adjacent or (rows_reused and not dense)
-
-    return needed(operands.key), needed(operands.value) or bool(problem.d_v % spec.schedule.value_rows)
 
 
 def _scratch_bytes(problem: Problem, spec: ForwardSpec, lanes: int) -> int:

@@ -17,7 +17,7 @@ from rootdk.bench.cases import Case, draw
 from rootdk.bench.patterns import PATTERNS
 from rootdk.bench.questions import QUESTIONS
 from rootdk.bench.results import Goal, Row, Settings
-from rootdk.bench.roofline import Roofline
+from rootdk.roofline import Roofline
 from rootdk.bench.timing import in_turns
 
 SCRIPTS = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.py"))

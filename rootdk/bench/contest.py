@@ -9,7 +9,7 @@ import numpy as np
 from rootdk.bench import peers
 from rootdk.bench.cases import Case, draw
 from rootdk.bench.results import Column, Goal, Row, Settings, millis, percent, ratio
-from rootdk.bench.roofline import Roofline
+from rootdk.roofline import Roofline
 from rootdk.bench.timing import Timing, in_turns
 
 __all__ = ["OURS", "columns", "run"]

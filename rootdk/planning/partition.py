@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 
 from rootdk.planning.schedule import Schedule
+from rootdk.problem import Problem
 
-__all__ = ["Partition", "panel_bytes", "partition"]
+__all__ = ["Partition", "flops_of", "panel_bytes", "partition", "worth_threads"]
 
 _MOST_PANELS = 4
 """Per task: enough that a block of keys, once in L1, is used several times. 2 measured 0.98, 8 no better."""
 _TASKS_PER_THREAD = 4
 """So that threads that run slower do not hold up the call."""
+_SERIAL_FLOPS = 4_000_000
+"""Starting a second thread costs some 10 microseconds, in which one core does this much arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,13 @@ def partition(q_len: int, heads: int, schedule: Schedule, lanes: int, *, threads
     width, wide = divmod(vectors, panels)
     fair = panels * heads // (threads * _TASKS_PER_THREAD)
     return Partition(panels, width, wide, max(1, min(_MOST_PANELS, most_panels, panels, fair)))
+
+
+def flops_of(problem: Problem) -> int:
+    """Of all pairs, visible or not."""
+    return 2 * problem.batch * problem.heads * problem.q_len * problem.kv_len * (problem.d_k + problem.d_v)
+
+
+def worth_threads(problem: Problem) -> bool:
+    """Whether a second thread saves more time than starting it takes."""
+    return flops_of(problem) > _SERIAL_FLOPS

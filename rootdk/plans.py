@@ -1,0 +1,64 @@
+"""Plans: what the engine would do with a call, counted, priced and put into words."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rootdk import engine, problem
+from rootdk.mods import ranges
+from rootdk.planning.cost import cost
+from rootdk.planning.packing import packing_reasons
+from rootdk.planning.partition import flops_of, worth_threads
+from rootdk.planning.plan import Plan, si
+from rootdk.planning.tile_map import Cut, tile_map
+from rootdk.roofline import peaks
+from rootdk.runtime import threads
+from rootdk.runtime.cache import Counters, kernels
+
+__all__ = ["plan"]
+
+
+def plan(arrays: tuple[Any, Any, Any], run: Callable[..., Any], *, return_lse: bool, **options: Any) -> Plan:
+    """How a call on ``arrays`` = (query, key, value), as ndarrays, will run; its kernel is compiled.
+
+    ``run`` is what calling the plan calls, on arrays of the caller's library.
+    """
+    bound = problem.bind(*arrays, **options)
+    operands = bound.operands
+    tables = ranges.build_all(bound.problem.graph, operands.arrays)
+    before = kernels().counters()
+    prepared = engine.prepare(bound, *engine.allocate(bound, lse=return_lse), tables)
+    origin = _origin(before, kernels().counters())
+    schedule = prepared.spec.schedule
+    cut = Cut(prepared.partition, schedule, prepared.target.lanes(bound.problem.dtype.accumulator.size))
+    tiles = tile_map(bound.problem, operands, tables, cut)
+    return Plan(
+        problem=bound.problem,
+        path="fused forward",
+        reason=f"{prepared.target.name}, {_thread_reason(prepared)}",
+        threads=prepared.threads,
+        tasks=prepared.tasks,
+        cut=cut,
+        tiles=tiles,
+        packing=packing_reasons(bound.problem, operands, schedule),
+        cost=cost(bound.problem, tiles),
+        peaks=peaks(prepared.threads),
+        kernel=origin,
+        shapes=tuple(array.shape for array in arrays),
+        run=run,
+    )
+
+
+def _thread_reason(prepared: engine.Prepared) -> str:
+    allowed, used = threads.get_num_threads(), prepared.threads
+    count = "1 thread" if used == 1 else f"{used} threads"
+    if used == allowed:
+        return f"{count} for {prepared.tasks} tasks"
+    if not worth_threads(prepared.problem):
+        return f"{count}, as {si(flops_of(prepared.problem), 'FLOP')} take it no longer than waking another would"
+    return f"{count}, as there {'is 1 task' if prepared.tasks == 1 else f'are {prepared.tasks} tasks'}"
+
+
+def _origin(before: Counters, after: Counters) -> str:
+    if after.compilations > before.compilations:
+        return "compiled now"
+    return "loaded from disk" if after.disk_hits > before.disk_hits else "in memory"
