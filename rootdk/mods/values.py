@@ -9,6 +9,7 @@ import numpy as np
 from rootdk.errors import ArgumentError, DTypeError
 from rootdk.mods.dense import dense
 from rootdk.mods.foreign import as_ndarray, is_array
+from rootdk.mods.picture import Picture, draw
 from rootdk.mods.trace import Sym, Tracer
 
 __all__ = ["Mask", "Score", "as_mask"]
@@ -33,6 +34,22 @@ class Mask:
     def fixed(self) -> bool:
         """Whether nothing that the mask reads can change, so that one trace serves all calls of the same sizes."""
         return False
+
+    def picture(
+        self, q_len: int = 16, kv_len: int | None = None, *, batch: int = 1, heads: int = 1, b: int = 0, h: int = 0
+    ) -> Picture:
+        """A corner of the mask in a problem of these sizes, for batch element ``b`` and head ``h``; kv_len is q_len
+        unless given.
+
+        >>> rootdk.causal().picture(3)
+        causal(): 3 queries × 3 keys
+        ■ · ·
+        ■ ■ ·
+        ■ ■ ■
+
+        Raises ArgumentError for sizes below 1, and what the mask raises in a call of these sizes.
+        """
+        return draw(self, (batch, heads, q_len, q_len if kv_len is None else kv_len), b, h)
 
     def __and__(self, other: Any) -> "Mask":
         return _Combined("&", self, as_mask(other))
