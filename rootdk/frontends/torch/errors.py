@@ -12,7 +12,6 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-@functools.cache
 def _runtime_error(kind: type[RootdkError]) -> type[RootdkError]:
     """``kind`` and RuntimeError in one class, of the same name."""
     return type(kind.__name__, (kind, RuntimeError), {"__doc__": kind.__doc__, "__module__": kind.__module__})

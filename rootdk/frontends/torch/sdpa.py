@@ -77,8 +77,8 @@ def _mask_and_bias(query: Tensor, key: Tensor, attn_mask: Any, is_causal: bool) 
         return (as_mask(attn_mask) & _CAUSAL if is_causal else attn_mask), None
     if attn_mask.dtype is not query.dtype and attn_mask.dtype is not torch.float32:
         raise DTypeError(
-            f"attn_mask: expected bool, float32 or {query.dtype}, as query is, got {attn_mask.dtype}; for a mask of 0 and 1 "
-            "pass attn_mask != 0, for numbers to add to the scores attn_mask.to(query.dtype)"
+            f"attn_mask: expected bool, float32 or {query.dtype}, as query is, got {attn_mask.dtype}; for a mask "
+            "of 0 and 1 pass attn_mask != 0, for numbers to add to the scores attn_mask.to(query.dtype)"
         )
     return (_CAUSAL if is_causal else None), attn_mask
 
@@ -119,15 +119,14 @@ def _expand(tensors: tuple[Tensor, Tensor, Tensor], keep: int) -> tuple[Tensor, 
         leading = torch.broadcast_shapes(*shapes)
     except RuntimeError:
         hint = "" if keep == 3 else "; fewer heads in key and value need enable_gqa=True"
-        raise ShapeError(
-            f"query, key, value: expected leading dimensions that broadcast, got {', '.join(str(tuple(s)) for s in shapes)}{hint}"
-        ) from None
+        got = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ShapeError(f"query, key, value: expected leading dimensions that broadcast, got {got}{hint}") from None
     query, key, value = (tensor.expand(*leading, *tensor.shape[-keep:]) for tensor in tensors)
     return query, key, value
 
 
 def _empty_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Uninitialised, with the strides that torch's output has: query's order of dimensions on its fused path, else dense."""
+    """Uninitialised, with the strides of torch's output: dimensions in query's order on its fused path, else dense."""
     fused = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and key.shape[-2]
     if fused and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
         return torch.empty_like(query)
