@@ -70,10 +70,14 @@ def gather(
 
 
 def _word(builder: Builder, table: ir.Value, number: int) -> ir.Value:
-    """A word of the table, which no kernel writes: LLVM may keep it in a register across loops."""
-    word = builder.load(I64, table, _WORD * number, _WORD)
-    word.set_metadata("invariant.load", builder.function.module.add_metadata([]))
-    return word
+    return _read(builder, I64, builder.at(table, _WORD * number))
+
+
+def _read(builder: Builder, kind: ir.Type, address: ir.Value) -> ir.Value:
+    """A load of what no kernel writes: LLVM may keep it across stores, hence move it out of loops."""
+    loaded = builder.load(kind, address)
+    loaded.set_metadata("invariant.load", builder.function.module.add_metadata([]))
+    return loaded
 
 
 def _any_empty(builder: Builder, lengths: Sequence[ir.Value]) -> ir.Value:
@@ -107,18 +111,24 @@ def _from_start(builder: Builder, index: ir.Value, length: ir.Value) -> tuple[ir
 def record(builder: Builder, fault: ir.Value, node: int, miss: Miss, visible: ir.Value | None) -> None:
     """Write to ``fault`` the first miss of gather ``node`` in a visible lane (None: all are), if there is one."""
     i = builder.ir
-    hit, index = miss.outside, miss.index
-    if visible is not None:
-        if isinstance(hit.type, ir.VectorType) or isinstance(visible.type, ir.VectorType):
-            hit, visible = builder.splat(hit), builder.splat(visible)
-        hit = i.and_(hit, visible)
-    several = isinstance(hit.type, ir.VectorType)
-    with builder.when(builder.any(hit) if several else hit, likely=False):
+    index, hit = miss.index, _shown(builder, miss.outside, visible)
+    with builder.when(builder.any(hit) if isinstance(hit.type, ir.VectorType) else hit, likely=False):
         if isinstance(index.type, ir.VectorType):
             lane = i.cttz(i.bitcast(hit, ir.IntType(builder.lanes)), ir.Constant(I1, 0))
             index = i.extract_element(index, i.zext(lane, I32))
             index = i.sext(index, I64) if index.type != I64 else index
         i.call(_recorder(builder), [fault, builder.index(node), builder.index(miss.dimension), index, miss.length])
+
+
+def _shown(builder: Builder, outside: ir.Value, visible: ir.Value | None) -> ir.Value:
+    """Where ``outside`` is in a visible lane; a scalar if it is one."""
+    if visible is None:
+        return outside
+    if not isinstance(outside.type, ir.VectorType) and isinstance(visible.type, ir.VectorType):
+        visible = builder.any(visible)
+    elif isinstance(outside.type, ir.VectorType):
+        visible = builder.splat(visible)
+    return builder.ir.and_(outside, visible)
 
 
 def _recorder(builder: Builder) -> ir.Function:
@@ -155,14 +165,14 @@ def _load(
         if not isinstance(index.type, ir.VectorType):
             base = builder.at(base, i.mul(index, stride))
     if not varying:
-        return builder.load(kind, base)
+        return _read(builder, kind, base)
     elements = ir.Constant(ir.VectorType(kind, builder.lanes), ir.Undefined)
     for lane in range(builder.lanes):
         place, address = ir.Constant(I32, lane), base
         for index, stride in varying:
             single = i.extract_element(index, place)
             address = builder.at(address, i.mul(i.sext(single, I64) if single.type != I64 else single, stride))
-        elements = i.insert_element(elements, builder.load(kind, address), place)
+        elements = i.insert_element(elements, _read(builder, kind, address), place)
     return elements
 
 
