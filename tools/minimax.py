@@ -1,4 +1,4 @@
-"""Fits the polynomials of rootdk.codegen.vector_math: prints each table with its degree, interval and largest error.
+"""Fits the polynomials of rootdk.codegen's functions: prints each table with its degree, interval and largest error.
 
 Run ``python tools/minimax.py`` for all of them, or name some: ``python tools/minimax.py EXP2 LOG``. Needs mpmath.
 
