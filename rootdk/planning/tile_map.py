@@ -4,6 +4,7 @@ The same interval analysis as in the kernel, on all tiles at once in NumPy: a ti
 keys, and is skipped with its whole chunk or block of keys where no query of the task sees any of it.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,8 @@ def tile_map(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...
     tasks = distinct * cut.partition.tasks_per_head
     per_task = blocks * cut.partition.panels_per_task
     step = max(1, -(-tasks * per_task // _MOST_TILES))
+    while math.gcd(step, cut.partition.tasks_per_head) > 1:  # or the same panels of each head would be looked at
+        step += 1
     slab = max(1, _SLAB_TILES // per_task) * step
     total = _Counts(np.zeros(len(_FIELDS), np.float64), {})
     for start in range(0, tasks, slab):
