@@ -11,7 +11,7 @@ from attention_checks import BFLOAT16, DTYPES, assert_same, random
 import rootdk
 
 BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN, D_K, D_V = 2, 4, 2, 61, 1050, 20, 12
-"""More than one chunk of keys, a boundary between chunks among the causal positions, several panels of queries, tails."""
+"""More than one chunk of keys, with the boundary among the causal positions; several panels of queries; tails."""
 
 
 def inputs(dtype: Any = np.float32) -> list[np.ndarray]:
