@@ -118,10 +118,13 @@ class _Task:
         )
         with self._each_panel() as panel:
             last = b.lower_of(self._row(b.index(b.add(panel.number, 1))), self.frame.word("q_len"))
-            with self._unless_hidden((panel.first, b.sub(last, 1), block, b.sub(block_end, 1))) as masked:
+            tile = (panel.first, b.sub(last, 1), block, b.sub(block_end, 1))
+            with self.visibility.visible_span(b, self.frame, (self.batch, self.head), tile) as span:
                 self._attend_by_width(
-                    panel, self.scratch, key, key_stride, value, value_stride, count, panel.first, block, self.batch,
-                    self.head, masked,
+                    panel, self.scratch, b.at(key, b.mul(span.start, key_stride)), key_stride,
+                    b.at(value, b.mul(span.start, value_stride)), value_stride, b.sub(span.end, span.start),
+                    panel.first, b.ir.add(block, span.start), self.batch, self.head,
+                    b.sub(span.cut_start, span.start), b.sub(span.cut_end, span.start),
                 )  # fmt: skip
 
     def _unless_hidden(self, tile: Tile) -> AbstractContextManager[ir.Value]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
+from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.online_softmax import LN_2, LOG2_E, LaneStats, Softmax, is_hidden_weight
 from rootdk.codegen.panels import Rows, pack, unpack
@@ -185,11 +185,11 @@ class AttendKernel:
 
     def _attend(self) -> ir.Function:
         """(frame, panel, scores, keys, key stride, values, value stride, count, first query, first key, batch, head,
-        masked): one block of keys."""
-        types = [POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64, I64, I64, I64, I1]
+        first cut key, end of cut keys): one block of keys, of which the mask applies to those that it cuts."""
+        types = [POINTER, POINTER, POINTER, POINTER, I64, POINTER, *[I64] * 8]
         b = Builder.define(self.entry.function.module, f"attend_{self.vectors}", types, self.entry)
         frame_pointer, panel_pointer, scores, keys, key_stride, values, value_stride, *rest = b.function.args
-        count, first, first_key, batch, head, masked = rest
+        count, first, first_key, batch, head, cut_start, cut_end = rest
         frame = Frame(b, frame_pointer)
         width = padded_width(b, frame, self.value_rows)
         panel = PanelMemory(b, panel_pointer, self.vectors, frame.word("d_k"), width)
@@ -197,14 +197,18 @@ class AttendKernel:
         raw_scores(tile, keys, key_stride, count, panel.queries, panel.d_k)
         leaves = {"b": batch, "h": head, "kv": first_key}
 
-        def modify(masked: bool) -> None:
-            if masked or self.mods.graph.score is not None:
-                self._modify(frame, tile, count, first, leaves, masked=masked)
-
-        if self.mods.graph.mask is None:
-            modify(False)
-        else:
-            b.choose(masked, lambda: modify(True), lambda: modify(False))
+        scored, masked = self.mods.graph.score is not None, self.mods.graph.mask is not None
+        if scored and not masked:
+            self._modify(frame, tile, (b.index(0), count), first, leaves, masked=False)
+        elif scored:
+            # before and after the cut keys: one loop over both parts keeps the score function's code single
+            with b.loop(0, 2) as part:
+                before = b.ir.icmp_signed("==", part, b.index(0))
+                start = b.ir.select(before, b.index(0), b.higher_of(cut_start, cut_end))
+                end = b.ir.select(before, cut_start, count)
+                self._modify(frame, tile, (start, end), first, leaves, masked=False)
+        if masked:
+            self._modify(frame, tile, (cut_start, cut_end), first, leaves, masked=True)
         softmax = Softmax(b, log2_scores=self.mods.graph.score is None)
         stats = [panel.stats(PanelMemory.CHUNK, n) for n in range(self.vectors)]
         factors = softmax.block(scores, count, self.vectors, stats, hides=self.mods.may_hide)
@@ -215,19 +219,19 @@ class AttendKernel:
         self,
         frame: Frame,
         tile: ScoreTile,
-        count: ir.Value,
+        keys: tuple[ir.Value, ir.Value],
         first: ir.Value,
         leaves: dict[str, ir.Value],
         *,
         masked: bool,
     ) -> None:
-        """Score function and mask over the stored scores."""
+        """Score function and mask over the stored scores of the keys in a range of the block."""
         b, kind = tile.b, self.mods.index_type
         queries = [
             lane_indices(b, b.index(b.add(first, n * b.lanes)), frame.word("q_len"), kind) for n in range(self.vectors)
         ]
         environment = self.mods.environment(frame, leaves)
-        with b.loop(0, count) as j:
+        with b.loop(*keys) as j:
             key = b.ir.add(leaves["kv"], j)
             for n, query in enumerate(queries):
                 score = b.load_lanes(tile.pointer, tile.offset(j, n))
