@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from rootdk import engine, problem
+from rootdk import engine
 from rootdk.mods import ranges
 from rootdk.planning.cost import cost
 from rootdk.planning.packing import packing_reasons
 from rootdk.planning.partition import flops_of, worth_threads
 from rootdk.planning.plan import Plan, si
 from rootdk.planning.tile_map import Cut, tile_map
+from rootdk.problem import Bound
 from rootdk.roofline import peaks
 from rootdk.runtime import threads
 from rootdk.runtime.cache import Counters, kernels
@@ -17,12 +18,11 @@ from rootdk.runtime.cache import Counters, kernels
 __all__ = ["plan"]
 
 
-def plan(arrays: tuple[Any, Any, Any], run: Callable[..., Any], *, return_lse: bool, **options: Any) -> Plan:
-    """How a call on ``arrays`` = (query, key, value), as ndarrays, will run; its kernel is compiled.
+def plan(bound: Bound, run: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], *, return_lse: bool) -> Plan:
+    """How a bound call will run; its kernel is compiled.
 
-    ``run`` is what calling the plan calls, on arrays of the caller's library.
+    ``run`` is what calling the plan calls, on arrays of the caller's library of these ``shapes``.
     """
-    bound = problem.bind(*arrays, **options)
     operands = bound.operands
     tables = ranges.build_all(bound.problem.graph, operands.arrays)
     before = kernels().counters()
@@ -43,7 +43,7 @@ def plan(arrays: tuple[Any, Any, Any], run: Callable[..., Any], *, return_lse: b
         cost=cost(bound.problem, tiles),
         peaks=peaks(prepared.threads),
         kernel=origin,
-        shapes=tuple(array.shape for array in arrays),
+        shapes=shapes,
         run=run,
     )
 
