@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from rootdk.api import attention, plan
+from rootdk.api import attention, attention_vjp, plan
 from rootdk.errors import ArgumentError, BoundsError, CacheError, DTypeError, ModError, RootdkError, ShapeError
 from rootdk.masks import causal, documents, lengths, mask, prefix_lm, sink_tokens, sliding_window
 from rootdk.runtime.threads import get_num_threads, set_num_threads
@@ -11,8 +11,9 @@ from rootdk.scores import alibi, relative_bias, score, softcap
 
 __all__ = [
     "ArgumentError", "BoundsError", "CacheError", "DTypeError", "ModError", "RootdkError", "ShapeError",
-    "alibi", "attention", "causal", "documents", "get_num_threads", "lengths", "mask", "plan", "prefix_lm", "reference",
-    "relative_bias", "score", "set_num_threads", "sink_tokens", "sliding_window", "softcap", "torch",
+    "alibi", "attention", "attention_vjp", "causal", "documents", "get_num_threads", "lengths", "mask", "plan",
+    "prefix_lm", "reference", "relative_bias", "score", "set_num_threads", "sink_tokens", "sliding_window", "softcap",
+    "torch",
 ]  # fmt: skip
 
 _ON_FIRST_USE = ("reference", "torch")

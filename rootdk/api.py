@@ -12,7 +12,7 @@ from rootdk.errors import DTypeError
 if TYPE_CHECKING:
     from rootdk.planning.plan import Plan
 
-__all__ = ["attention", "plan"]
+__all__ = ["attention", "attention_vjp", "plan"]
 
 _FRONTENDS = {"torch": "rootdk.frontends.torch", "jax": "rootdk.frontends.jax", "jaxlib": "rootdk.frontends.jax"}
 
@@ -69,6 +69,37 @@ def attention(
            [0.33, 0.67]], dtype=float32)
     """
     return _frontend(query.__class__).attention(
+        query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
+        seed=seed, layout=layout, return_lse=return_lse,
+    )  # fmt: skip
+
+
+def attention_vjp(
+    query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, score_mod: Any = None, scale: Any = None,
+    sinks: Any = None, dropout_p: float = 0.0, seed: int | None = None, layout: str = "bhsd", return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """``attention``, and the function that takes gradients of its results to gradients of its arguments.
+
+    Args:
+        query, key, value, ...: as ``attention`` takes them.
+
+    Returns:
+        (output, pullback), or ((output, lse), pullback) with ``return_lse``. ``pullback(grad_out, grad_lse=None)``
+        takes arrays of the results' shapes and dtypes and returns ``Gradients(query, key, value, bias, sinks,
+        captured)``, each of its argument's shape and dtype, None where that was not given. ``captured`` holds those of
+        the floating arrays that the functions read, by their names in them. A row that sees no key passes on no
+        gradient. The pullback may be called any number of times; the arrays must not change in between.
+
+    Raises:
+        RootdkError: an argument, of the call or of the pullback, is wrong.
+
+    >>> x = np.eye(2, dtype=np.float32)
+    >>> out, pullback = attention_vjp(x, x, x)
+    >>> pullback(np.ones_like(out)).value.round(2)
+    array([[1., 1.],
+           [1., 1.]], dtype=float32)
+    """
+    return _frontend(query.__class__).attention_vjp(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip

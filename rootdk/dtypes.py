@@ -5,7 +5,10 @@ from enum import Enum
 
 import numpy as np
 
-__all__ = ["BFLOAT16", "BFLOAT16_BITS", "FLOAT16", "FLOAT32", "FLOAT64", "FLOATS", "DType", "Kind", "of", "to_float64"]
+__all__ = [
+    "BFLOAT16", "BFLOAT16_BITS", "FLOAT16", "FLOAT32", "FLOAT64", "FLOATS", "DType", "Kind", "from_float64", "of",
+    "to_float64",
+]  # fmt: skip
 
 
 class Kind(Enum):
@@ -59,3 +62,16 @@ def to_float64(array: np.ndarray) -> np.ndarray:
         bits = np.ascontiguousarray(array).view(np.uint16).astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32).astype(np.float64).reshape(array.shape)
     return array.astype(np.float64)
+
+
+def from_float64(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """``array``, of any floating dtype that NumPy has, as dense elements of ``dtype``; too large is inf."""
+    with np.errstate(over="ignore", under="ignore"):
+        if dtype != BFLOAT16_BITS:
+            return np.ascontiguousarray(array).astype(dtype, copy=False).reshape(array.shape)
+        bits = np.ascontiguousarray(array).astype(np.float32).view(np.uint32)
+    # to nearest, halves to even; a NaN keeps its upper bits, made quiet so that they cannot all be zero
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet = bits >> np.uint32(16) | np.uint32(0x40)
+    halves = np.where(np.isnan(bits.view(np.float32)), quiet, rounded).astype(np.uint16)
+    return halves.view(BFLOAT16_BITS).reshape(array.shape)

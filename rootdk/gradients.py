@@ -1,123 +1,215 @@
-"""The backward pass of a bound problem: prove, plan, compile, run, and reduce what several queries or heads share."""
+"""The backward pass of a bound problem: prove, plan, compile, run. It is to the backward kernel what ``engine`` is to
+the forward's.
 
-from dataclasses import dataclass
+``prepare`` does all that depends on shapes, strides and the mods' graph, and can be kept; ``run`` does the rest. The
+captured values that the forward ran with (``engine.capture``) serve both.
+"""
+
+import struct
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rootdk import engine
 from rootdk.dtypes import Kind
 from rootdk.engine import Captured
-from rootdk.machine import host
+from rootdk.machine import Target, host
 from rootdk.mods.derivative import differentiate
 from rootdk.mods.expr import Graph, GraphBuilder
-from rootdk.planning.frame import FRAME
+from rootdk.planning.frame import CALL_WORDS, FRAME
+from rootdk.planning.partition import worth_threads
 from rootdk.planning.schedule import KEY_CHUNK, BackwardSpec, Derivative, Schedule, schedule_for
 from rootdk.problem import Bound, Problem
 from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels
+from rootdk.runtime.compiler import Address
 from rootdk.runtime.workspace import address, borrow, give_back
 
-__all__ = ["KernelGradients", "Wanted", "run"]
+__all__ = ["InputGradients", "Prepared", "Rows", "allocate", "prepare", "run"]
 
 _GROUP = 96
+"""Keys whose panels share one product for the gradient of the queries."""
 _LOTS = 8
-"""Tasks, where captured arrays' gradients are wanted: each sums into memory of its own, and the sums are added in order,
-so the result does not depend on how many threads there are."""
+"""Tasks, where captured arrays' gradients are wanted: each sums into memory of its own, and the sums are added in
+order, so the result does not depend on how many threads there are."""
 _LOT_BYTES = 64 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a backward pass is to give, beside the gradients of query, key and value."""
-
-    slots: tuple[int, ...] = ()
-    """Captured floating arrays, by slot."""
+_FAULT = struct.Struct("5q")
+_FAULT_OFFSET = 8 * len(FRAME)
+_FRAME_BYTES = _FAULT_OFFSET + _FAULT.size
+_CALL = struct.Struct(f"{len(CALL_WORDS)}q{_FRAME_BYTES - 8 * len(CALL_WORDS)}s")
+"""The words that change between calls of one shape, then the others and the fault record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KernelGradients:
-    """Gradients as the kernel leaves them: [*batch, heads, len, d] over the whole batch, in the inputs' dtype."""
+class Rows:
+    """What the backward pass reads besides query, key and value, in the caller's layout."""
+
+    output: np.ndarray
+    lse: np.ndarray
+    """Both as the forward left them."""
+    grad_output: np.ndarray
+    """Of the output's shape and dtype."""
+    grad_lse: np.ndarray | None
+    """Of the LSE's shape and dtype; None is zero."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputGradients:
+    """Of query, key and value, in their dtype: [*batch, heads, len, d] over the whole batch, any strides between rows.
+
+    An input that was broadcast over the batch has a gradient for each batch element: the caller sums them.
+    """
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
-    captured: dict[int, np.ndarray]
-    """By slot, accumulators, in the array's shape."""
 
 
-def run(
-    bound: Bound, output: np.ndarray, lse: np.ndarray, grad_output: np.ndarray, grad_lse: np.ndarray | None,
-    captured: Captured, tables: tuple[np.ndarray, ...], wanted: Wanted,
-) -> KernelGradients:  # fmt: skip
-    """Gradients of one call; ``output``, ``lse`` and their gradients are in the caller's layout.
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """One shape of call, ready to run on arrays that have it."""
 
-    ``lse`` must be the forward's own; ``captured`` and ``tables`` are what it ran with.
+    problem: Problem
+    spec: BackwardSpec
+    captured: dict[int, tuple[int, ...]]
+    """Slot -> shape of each captured array whose gradient is wanted."""
+    threads: int
+    tasks: int
+    """0 where there is nothing to add up: every gradient is zero."""
+    scratch_bytes: int
+    """Of all threads."""
+    sums: tuple[int, int, int]
+    """Shape of the accumulators of the query's gradient: [batch * heads, padded q_len, padded d_k]."""
+    kernel: Address
+    frame: bytes = field(repr=False)
+    """What follows the words of a call: the frame's other words, and a clean fault record."""
+    keep: tuple[np.ndarray, ...] = field(repr=False)
+    """Tables that the frame points to."""
+
+
+def allocate(bound: Bound) -> InputGradients:
+    """Uninitialised gradients whose memory lies in the caller's layout."""
+
+    def empty(view: np.ndarray) -> np.ndarray:
+        return bound.canonical(np.empty(bound.canonical(view).shape, view.dtype))
+
+    operands = bound.operands
+    return InputGradients(empty(operands.query), empty(operands.key), empty(operands.value))
+
+
+def prepare(
+    bound: Bound, rows: Rows, grads: InputGradients, tables: tuple[np.ndarray, ...], wanted: tuple[int, ...] = ()
+) -> Prepared:
+    """Everything about a backward call but its numbers; compiles the kernel if nobody has.
+
+    Args:
+        bound: the call, as the forward bound it.
+        rows: arrays of the shapes and strides that ``run`` will get.
+        grads: the same of the results.
+        tables: the range tables of the mods' arrays.
+        wanted: slots of the captured floating arrays whose gradients are wanted too.
     """
     problem, operands, target = bound.problem, bound.operands, host()
-    grads = KernelGradients(
-        np.empty(operands.query.shape, operands.query.dtype), np.empty(operands.key.shape, operands.key.dtype),
-        np.empty(operands.value.shape, operands.value.dtype),
-        {slot: np.zeros(operands.arrays[slot].shape, problem.dtype.accumulator.name) for slot in wanted.slots},
-    )  # fmt: skip
-    if not all((problem.batch, problem.heads, problem.q_len, problem.kv_len)):
-        for grad in (grads.query, grads.key, grads.value):
-            grad[...] = np.zeros((), grad.dtype)
-        return grads
     narrow, proven = engine.proofs(problem, operands, tables)
     schedule = schedule_for(target, narrow=narrow)
     spec = BackwardSpec(problem.dtype, problem.graph, proven, schedule, _derivative(problem.graph, wanted))
-    kernel = kernels().get(repr(spec), target, (spec.ENTRY,), lambda: _build(spec, target))[spec.ENTRY]
+    captured = {slot: operands.arrays[slot].shape for slot in wanted}
+    frame, keep = engine.frame_words(bound, _views(bound, rows, grads))
+    tasks = _tasks(problem, captured)
+    workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, tasks))
     lanes = target.lanes(problem.dtype.accumulator.size)
-    views = {
-        "output": bound.canonical(output), "lse": bound.row_view(lse), "grad_output": bound.canonical(grad_output),
-        "grad_lse": bound.row_view(grad_lse), "grad_query": grads.query, "grad_key": grads.key,
-        "grad_value": grads.value,
+    sums = (problem.batch * problem.heads, problem.q_len + schedule.score_rows, -(-problem.d_k // lanes) * lanes)
+    scratch = _scratch_bytes(problem, schedule, lanes, sums)
+    items = problem.batch * problem.kv_heads * _chunks(problem)
+    words = {
+        "tasks": tasks, "items": items, "items_per_task": -(-items // max(1, tasks)), "kv_heads": problem.kv_heads,
+        "padded_q_len": sums[1], "scratch_bytes": scratch,
     }  # fmt: skip
-    frame, keep = engine.frame_words(bound, views)
-    chunks = -(-problem.kv_len // KEY_CHUNK)
-    heads = problem.batch * problem.kv_heads
-    tasks = _tasks(problem, chunks, grads)
-    padded_q = problem.q_len + schedule.score_rows
-    padded_d = -(-problem.d_k // lanes) * lanes
-    sums = np.zeros((problem.batch * problem.heads, padded_q, padded_d), problem.dtype.accumulator.name)
-    turns = np.zeros(heads, np.int64)
-    lots = [{slot: np.zeros_like(grad) for slot, grad in grads.captured.items()} for _ in range(tasks)]
+    for name, word in words.items():
+        frame[FRAME[name]] = word
+    tail = frame[len(CALL_WORDS) :].tobytes() + bytes(_FAULT.size)
+    kernel = _kernel(spec, target)
+    return Prepared(problem, spec, captured, workers, tasks, scratch * workers, sums, kernel, tail, keep)
+
+
+def run(
+    prepared: Prepared, inputs: tuple[np.ndarray, np.ndarray, np.ndarray], rows: Rows, grads: InputGradients,
+    captured: Captured,
+) -> dict[int, np.ndarray]:  # fmt: skip
+    """Fill ``grads`` from ``inputs`` = (query, key, value) and ``rows``, all with the shapes that were prepared.
+
+    Returns the gradients of the captured arrays that were wanted, by slot: accumulators, of the array's shape.
+    """
+    accumulator = np.dtype(prepared.problem.dtype.accumulator.name)
+    lots = [
+        {slot: np.zeros(shape, accumulator) for slot, shape in prepared.captured.items()}
+        for _ in range(max(1, prepared.tasks))
+    ]
+    if prepared.tasks:
+        _run_kernel(prepared, inputs, _views_by_address(rows, grads), captured, lots)
+    else:
+        for grad in (grads.query, grads.key, grads.value):
+            grad[...] = np.zeros((), grad.dtype)
+    for lot in lots[1:]:
+        for slot, total in lots[0].items():
+            total += lot[slot]
+    return lots[0]
+
+
+def _run_kernel(
+    prepared: Prepared, inputs: tuple[np.ndarray, np.ndarray, np.ndarray], results: dict[str, int],
+    captured: Captured, lots: list[dict[int, np.ndarray]],
+) -> None:  # fmt: skip
+    problem = prepared.problem
+    sums = np.zeros(prepared.sums, problem.dtype.accumulator.name)
+    turns = np.zeros(problem.batch * problem.kv_heads, np.int64)
     lot_table = _lot_table(problem.graph, lots)
-    scratch = _scratch_bytes(problem, schedule, lanes, padded_q, padded_d)
-    workers = max(1, min(threads.get_num_threads() if _worth_threads(problem) else 1, tasks))
-    workspace = borrow(8 * len(FRAME) + 40, scratch * workers)
+    workspace = borrow(_FRAME_BYTES, prepared.scratch_bytes)
     try:
         words = {
-            "scratch": workspace.scratch_address, "fault": workspace.frame_address + 8 * len(FRAME),
-            "sinks": 0, "scratch_bytes": scratch, "tasks": tasks, "items": heads * chunks,
-            "items_per_task": -(-heads * chunks // tasks), "kv_heads": problem.kv_heads, "padded_q_len": padded_q,
-            "query_sums": address(sums), "turns": address(turns), "grad_arrays": address(lot_table),
+            "scratch": workspace.scratch_address, "fault": workspace.frame_address + _FAULT_OFFSET,
+            **dict(zip(("query", "key", "value"), map(address, inputs), strict=True)), **results,
             **dict(zip(("constants", "arrays", "tables"), captured.words, strict=True)),
-            **{name: address(view) for name, view in views.items()},
-            **{name: address(getattr(operands, name)) for name in ("query", "key", "value")},
-            "grad_lse": 0 if grad_lse is None else address(grad_lse),
+            "query_sums": address(sums), "turns": address(turns), "grad_arrays": address(lot_table),
         }  # fmt: skip
-        for name, word in words.items():
-            frame[FRAME[name]] = word
-        image = np.frombuffer(workspace.frame, np.int64, len(FRAME) + 5)
-        image[: len(FRAME)], image[len(FRAME) :] = frame, 0
-        threads.run(kernel, workspace.frame_address, workers)
+        _CALL.pack_into(workspace.frame, 0, *(words.get(name, 0) for name in CALL_WORDS), prepared.frame)
+        threads.run(prepared.kernel, workspace.frame_address, prepared.threads)
+        fault = _FAULT.unpack_from(workspace.frame, _FAULT_OFFSET)
     finally:
         give_back(workspace)
-    del keep
-    for slot, grad in grads.captured.items():
-        for lot in lots:
-            grad += lot[slot]
-    return grads
+    if fault[0]:
+        engine.raise_fault(captured.sites, fault)
 
 
-def _build(spec: BackwardSpec, target: object) -> str:
-    from rootdk.codegen.backward import backward_module
+def _views(bound: Bound, rows: Rows, grads: InputGradients) -> dict[str, np.ndarray]:
+    """Every operand besides the inputs, as [*batch, heads, len, d]."""
+    return {
+        "output": bound.canonical(rows.output), "lse": bound.row_view(rows.lse),
+        "grad_output": bound.canonical(rows.grad_output), "grad_lse": bound.row_view(rows.grad_lse),
+        "grad_query": grads.query, "grad_key": grads.key, "grad_value": grads.value,
+    }  # fmt: skip
 
-    return str(backward_module(spec, target))  # type: ignore[arg-type]
+
+def _views_by_address(rows: Rows, grads: InputGradients) -> dict[str, int]:
+    arrays = {
+        "output": rows.output, "lse": rows.lse, "grad_output": rows.grad_output, "grad_lse": rows.grad_lse,
+        "grad_query": grads.query, "grad_key": grads.key, "grad_value": grads.value,
+    }  # fmt: skip
+    return {name: 0 if array is None else address(array) for name, array in arrays.items()}
 
 
-def _derivative(graph: Graph, wanted: Wanted) -> Derivative | None:
+def _kernel(spec: BackwardSpec, target: Target) -> Address:
+    def build() -> str:
+        # llvmlite's builder is needed only here: a kernel that is on disk runs without it
+        from rootdk.codegen.backward import backward_module
+
+        return str(backward_module(spec, target))
+
+    return kernels().get(repr(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
+
+
+def _derivative(graph: Graph, wanted: tuple[int, ...]) -> Derivative | None:
     """The score function's derivatives by the score and by the elements that it gathers from the wanted arrays."""
     if graph.score is None:
         return None
@@ -125,7 +217,7 @@ def _derivative(graph: Graph, wanted: Wanted) -> Derivative | None:
     leaves = [
         number
         for number, node in enumerate(graph.nodes)
-        if node.op == "score" or (node.op == "gather" and node.attr in wanted.slots and node.kind is Kind.FLOAT)
+        if node.op == "score" or (node.op == "gather" and node.attr in wanted and node.kind is Kind.FLOAT)
     ]
     found = differentiate(builder, graph.score, builder.add("literal", attr=1.0), leaves)
     scores = [number for number in found if builder.nodes[number].op == "score"]
@@ -134,16 +226,24 @@ def _derivative(graph: Graph, wanted: Wanted) -> Derivative | None:
     return Derivative(extended, found[scores[0]] if scores else None, captured)
 
 
-def _tasks(problem: Problem, chunks: int, grads: KernelGradients) -> int:
+def _chunks(problem: Problem) -> int:
+    return -(-problem.kv_len // KEY_CHUNK)
+
+
+def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]]) -> int:
     """One per key head; one per chunk where heads are too few to share; a fixed number of lots for captured arrays."""
+    if not all((problem.batch, problem.heads, problem.q_len, problem.kv_len)):
+        return 0
     heads = problem.batch * problem.kv_heads
-    if grads.captured:
-        size = sum(grad.nbytes for grad in grads.captured.values())
+    chunks = _chunks(problem)
+    if captured:
+        size = sum(problem.dtype.accumulator.size * int(np.prod(shape)) for shape in captured.values())
         return max(1, min(heads * chunks, _LOTS, _LOT_BYTES // max(1, size)))
     return heads * chunks if heads < 2 * threads.get_num_threads() else heads
 
 
 def _lot_table(graph: Graph, lots: list[dict[int, np.ndarray]]) -> np.ndarray:
+    """Address, shape and strides of the gradient of each captured array, lot after lot; zeros where not wanted."""
     words: list[int] = []
     for lot in lots:
         for slot, array in enumerate(graph.arrays):
@@ -152,16 +252,13 @@ def _lot_table(graph: Graph, lots: list[dict[int, np.ndarray]]) -> np.ndarray:
     return np.array(words, np.int64)
 
 
-def _scratch_bytes(problem: Problem, schedule: Schedule, lanes: int, padded_q: int, padded_d: int) -> int:
+def _scratch_bytes(problem: Problem, schedule: Schedule, lanes: int, sums: tuple[int, int, int]) -> int:
+    """Of one worker: a row block, score gradients and tiles, a group of keys and its panels, a chunk's query sums."""
     size = problem.dtype.accumulator.size
+    _, padded_q_len, padded_d_k = sums
     rows = schedule.query_block + schedule.score_rows
     block = rows * ((problem.d_k + problem.d_v) * size + 128 + 2 * size) + problem.d_v * size + 64
     tiles = rows * (_GROUP + 3 * schedule.vectors * lanes) * size
-    group = _GROUP * padded_d * size
     panels = _GROUP * (2 * (problem.d_k + problem.d_v) + 2 * schedule.value_rows) * size
-    sums = problem.groups * padded_q * padded_d * size
-    return -(-(block + 64 + tiles + group + panels + sums) // 64) * 64
-
-
-def _worth_threads(problem: Problem) -> bool:
-    return problem.batch * problem.heads * problem.q_len * problem.kv_len * (problem.d_k + problem.d_v) > 1_000_000
+    query_sums = problem.groups * padded_q_len * padded_d_k * size
+    return -(-(block + 64 + tiles + _GROUP * padded_d_k * size + panels + query_sums) // 64) * 64

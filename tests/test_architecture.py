@@ -36,8 +36,13 @@ ALLOWED = {
     "plans": {"errors", "mods", "planning", "engine", "roofline", "runtime"} | PROBLEM,
     "calls": {"errors", "dtypes", "mods", "planning", "engine", "runtime"} | PROBLEM,
     "gradients": {"errors", "dtypes", "machine", "mods", "planning", "codegen", "runtime", "engine"} | PROBLEM,
+    "row_blocks": {"dtypes", "mods"} | PROBLEM,
+    "sink_gradients": {"gradients", "row_blocks"} | PROBLEM,
+    "second_order": {"errors", "dtypes", "dropout", "mods", "row_blocks"} | PROBLEM,
+    "pullback": {"errors", "dtypes", "mods", "engine", "gradients", "sink_gradients"} | PROBLEM,
     "frontends": {
         *("errors", "dtypes", "mods", "planning", "runtime", "engine", "gradients", "calls", "plans"),
+        *("sink_gradients", "second_order", "pullback"),
         *("masks", "scores"),
         *PROBLEM,
     },
