@@ -24,7 +24,7 @@ def describe(graph: Graph, number: int, constants: Sequence[float] = (), names: 
     """Node ``number`` of ``graph`` in Python's notation; ``constants`` by value, arrays by ``names``, where given.
 
     Truth values combine with ``& | ~`` and comparisons stand in brackets inside them, as in a mask function. Casts,
-    which the tracer adds, are left out.
+    which the tracer adds, are left out, and so is a zero that is added, as of queries that start at the first key.
     """
     # text and binding strength of each node; a straight line of nodes needs no recursion, however deep it nests
     found: list[tuple[str, int]] = []
@@ -34,6 +34,8 @@ def describe(graph: Graph, number: int, constants: Sequence[float] = (), names: 
 
 
 def _text(node: Node, args: list[tuple[str, int]], constants: Sequence[float], names: Sequence[str]) -> tuple[str, int]:
+    if node.op in ("add", "subtract") and args[1][0] == "0":
+        return args[0]
     if node.op in _INFIX:
         symbol, binds = _INFIX[node.op]
         # chained comparisons mean something else in Python, and & binds tighter than they do
@@ -53,7 +55,8 @@ def _text(node: Node, args: list[tuple[str, int]], constants: Sequence[float], n
         return text, _PREFIX_BINDS if text.startswith("-") else _ATOM
     if node.op in ("index", "literal"):
         return str(node.attr), _ATOM
-    return (f"{node.op}({plain})" if args else node.op), _ATOM
+    name = "abs" if node.op == "absolute" else node.op
+    return (f"{name}({plain})" if args else name), _ATOM
 
 
 def _of_truths(node: Node) -> bool:

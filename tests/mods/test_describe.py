@@ -19,9 +19,10 @@ def texts() -> list[tuple[str, str]]:
         "q - kv - h": q - kv - h,
         "(q + kv) // 4 % 2": (q + kv) // 4 % 2,
         "q * -2": q * -2,
+        "h <= q": h <= q + 0 - 0,
         "ids[b, q + 1] == ids[b, kv]": ids[b, q + 1].same(ids[b, kv]),
         "score * scale + 0.5 * q": None,
-        "where(q < kv, q, absolute(q - kv))": where(q < kv, q, abs(q - kv)),
+        "where(q < kv, q, abs(q - kv))": where(q < kv, q, abs(q - kv)),
         "tanh(score / 30)": draft.node("tanh", draft.score() / 30.0),
         "(q < kv) == (q < h)": draft.node("equal", *(draft.node("to_int", x) for x in (q < kv, q < h))),
     }
