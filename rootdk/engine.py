@@ -16,6 +16,7 @@ from rootdk.errors import BoundsError
 from rootdk.machine import Target, caches, host
 from rootdk.mods import bounds
 from rootdk.mods.expr import Graph
+from rootdk.mods.tile_gathers import tile_gathers
 from rootdk.planning.frame import FRAME
 from rootdk.planning.packing import packing_reasons
 from rootdk.planning.partition import Partition, panel_bytes, partition, worth_threads
@@ -174,7 +175,8 @@ def _scratch_bytes(problem: Problem, spec: ForwardSpec, lanes: int) -> int:
     """Of one worker, without its panels: scores of a block, a packed block of keys and one of values."""
     schedule, size = spec.schedule, problem.dtype.accumulator.size
     width = -(-problem.d_v // schedule.value_rows) * schedule.value_rows
-    scores = (schedule.block + schedule.score_rows) * schedule.vectors * lanes * size
+    tiles = 1 + len(tile_gathers(spec.graph, spec.proven))
+    scores = tiles * (schedule.block + schedule.score_rows) * schedule.vectors * lanes * size
     packed = schedule.block * ((problem.d_k + width) * size + 2 * 64)
     return -(-(scores + packed + 64) // 64) * 64
 

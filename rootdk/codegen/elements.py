@@ -2,24 +2,29 @@
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import HALF, I16, I32, Builder
-from rootdk.dtypes import BFLOAT16, FLOAT16, DType
+from rootdk.codegen.builder import BYTE, HALF, I16, I32, Builder
+from rootdk.dtypes import BFLOAT16, FLOAT16, DType, Kind
 
 __all__ = ["from_half_bits", "load_elements", "store_elements"]
 
-_STORAGE = {"float16": I16, "bfloat16": I16, "float32": ir.FloatType(), "float64": ir.DoubleType()}
+_STORAGE = {
+    "bool": BYTE, "float16": I16, "bfloat16": I16, "float32": ir.FloatType(), "float64": ir.DoubleType(),
+}  # fmt: skip
 
 
 def load_elements(
     b: Builder, dtype: DType, pointer: ir.Value, offset: int | ir.Value = 0, *, lanes: int = 1
 ) -> ir.Value:
-    """``lanes`` consecutive elements as accumulators: a vector, or a scalar for one."""
-    raw = b.load(_typed(_STORAGE[dtype.name], lanes), pointer, offset)
+    """``lanes`` consecutive elements as accumulators: a vector, or a scalar for one. A bool is 0 or 1."""
+    storage = _STORAGE[dtype.name]
+    raw = b.load(storage if lanes == 1 else ir.VectorType(storage, lanes), pointer, offset)
+    if dtype.kind is Kind.BOOL:
+        return b.ir.uitofp(b.ir.icmp_unsigned("!=", raw, _constant(raw, 0)), _like(raw, b.real))
     if dtype is BFLOAT16:
-        return _widen(b, from_bfloat_bits(b, raw))
-    if dtype is FLOAT16:
-        return _widen(b, from_half_bits(b, raw))
-    return raw
+        raw = from_bfloat_bits(b, raw)
+    elif dtype is FLOAT16:
+        raw = from_half_bits(b, raw)
+    return _as_accumulator(b, raw)
 
 
 def store_elements(b: Builder, dtype: DType, value: ir.Value, pointer: ir.Value, offset: int | ir.Value = 0) -> None:
@@ -29,10 +34,6 @@ def store_elements(b: Builder, dtype: DType, value: ir.Value, pointer: ir.Value,
     elif dtype is FLOAT16:
         value = _to_half_bits(b, value)
     b.store(value, pointer, offset)
-
-
-def _typed(kind: ir.Type, lanes: int) -> ir.Type:
-    return kind if lanes == 1 else ir.VectorType(kind, lanes)
 
 
 def _like(value: ir.Value, kind: ir.Type) -> ir.Type:
@@ -46,9 +47,11 @@ def _constant(value: ir.Value, number: float) -> ir.Constant:
     return ir.Constant(value.type, number)
 
 
-def _widen(b: Builder, value: ir.Value) -> ir.Value:
+def _as_accumulator(b: Builder, value: ir.Value) -> ir.Value:
     kind = _like(value, b.real)
-    return value if value.type == kind else b.ir.fpext(value, kind)
+    if value.type == kind:
+        return value
+    return b.ir.fpext(value, kind) if b.size == 8 else b.ir.fptrunc(value, kind)
 
 
 def from_bfloat_bits(b: Builder, bits: ir.Value) -> ir.Value:

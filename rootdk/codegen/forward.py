@@ -47,8 +47,7 @@ class _Task:
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.routines = PanelRoutines(entry, spec.dtype, self.mods, self.schedule.value_rows)
         self.attend = [
-            AttendKernel(entry, self.mods, vectors, shape, self.schedule.value_rows)
-            for vectors, shape in enumerate(self.schedule.tiles, start=1)
+            AttendKernel(entry, self.mods, self.schedule, vectors) for vectors in range(1, self.schedule.vectors + 1)
         ]
         self.visibility = Visibility(entry, spec.graph)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
@@ -71,12 +70,13 @@ class _Task:
         self.end_panel = b.lower_of(b.add(self.first_panel, frame.word("panels_per_task")), frame.word("panels"))
 
     def _memory(self) -> None:
-        """Scratch memory: the scores of a block, a packed block of keys, one of values, then the panels."""
+        """Scratch memory: scores of a block and copied gathers, a packed block of keys, one of values, the panels."""
         b, frame, schedule = self.b, self.frame, self.schedule
         self.key_pack_stride = b.add(b.mul(frame.word("d_k"), b.size), 64)
         self.width = padded_width(b, frame, schedule.value_rows)
         self.value_pack_stride = b.add(b.mul(self.width, b.size), 64)
-        scores = (schedule.block + schedule.score_rows) * schedule.vectors * b.lanes * b.size
+        tiles = 1 + len(self.mods.tile_gathers)
+        scores = tiles * (schedule.block + schedule.score_rows) * schedule.vectors * b.lanes * b.size
         self.key_pack = b.at(self.scratch, scores)
         self.value_pack = b.at(self.key_pack, b.mul(self.key_pack_stride, schedule.block))
         panels = b.at(self.value_pack, b.mul(self.value_pack_stride, schedule.block))

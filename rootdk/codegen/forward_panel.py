@@ -15,7 +15,7 @@ from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
 from rootdk.codegen.vector_math import log2
 from rootdk.dtypes import DType
-from rootdk.planning.schedule import TileShape
+from rootdk.planning.schedule import Schedule
 
 __all__ = ["AttendKernel", "PanelRoutines", "padded_width"]
 
@@ -179,8 +179,9 @@ class PanelRoutines:
 class AttendKernel:
     """The hot loops for panels ``vectors`` wide: one panel against one block of keys."""
 
-    def __init__(self, entry: Builder, mods: Mods, vectors: int, shape: TileShape, value_rows: int) -> None:
-        self.entry, self.mods, self.vectors, self.shape, self.value_rows = entry, mods, vectors, shape, value_rows
+    def __init__(self, entry: Builder, mods: Mods, schedule: Schedule, vectors: int) -> None:
+        self.entry, self.mods, self.schedule, self.vectors = entry, mods, schedule, vectors
+        self.shape = schedule.tiles[vectors - 1]
         self.function = self._attend()
 
     def _attend(self) -> ir.Function:
@@ -191,13 +192,14 @@ class AttendKernel:
         frame_pointer, panel_pointer, scores, keys, key_stride, values, value_stride, *rest = b.function.args
         count, first, first_key, batch, head, cut_start, cut_end = rest
         frame = Frame(b, frame_pointer)
-        width = padded_width(b, frame, self.value_rows)
+        width = padded_width(b, frame, self.schedule.value_rows)
         panel = PanelMemory(b, panel_pointer, self.vectors, frame.word("d_k"), width)
         tile = ScoreTile(b, scores, self.vectors, self.shape.score_rows)
         raw_scores(tile, keys, key_stride, count, panel.queries, panel.d_k)
         leaves = {"b": batch, "h": head, "kv": first_key}
 
         scored, masked = self.mods.graph.score is not None, self.mods.graph.mask is not None
+        self._copy_gathers(frame, tile, count, {**leaves, "q": first})
         if scored and not masked:
             self._modify(frame, tile, (b.index(0), count), first, leaves, masked=False)
         elif scored:
@@ -214,6 +216,16 @@ class AttendKernel:
         factors = softmax.block(scores, count, self.vectors, stats, hides=self.mods.may_hide)
         self._add_values(tile, panel, values, value_stride, count, factors)
         return b.finish()
+
+    def _gather_tile(self, tile: ScoreTile, which: int) -> ScoreTile:
+        """Scratch memory for the ``which``-th copied gather, behind the scores."""
+        rows = (1 + which) * (self.schedule.block + self.schedule.score_rows)
+        widest = self.schedule.vectors * tile.b.lanes * tile.b.size
+        return replace(tile, pointer=tile.b.at(tile.pointer, rows * widest))
+
+    def _copy_gathers(self, frame: Frame, tile: ScoreTile, count: ir.Value, leaves: dict[str, ir.Value]) -> None:
+        for which, number in enumerate(self.mods.tile_gathers):
+            self.mods.copy_gather(frame, number, self._gather_tile(tile, which), leaves, count)
 
     def _modify(
         self,
@@ -235,7 +247,11 @@ class AttendKernel:
             key = b.ir.add(leaves["kv"], j)
             for n, query in enumerate(queries):
                 score = b.load_lanes(tile.pointer, tile.offset(j, n))
-                here = replace(environment, leaves={**leaves, "score": score, "q": query, "kv": key})
+                given = {
+                    number: self.mods.copied(b, number, self._gather_tile(tile, which), j, n)
+                    for which, number in enumerate(self.mods.tile_gathers)
+                }
+                here = replace(environment, leaves={**leaves, "score": score, "q": query, "kv": key}, given=given)
                 b.store_lanes(self.mods.modify(b, score, here, masked=masked), tile.pointer, tile.offset(j, n))
 
     def _add_values(

@@ -41,16 +41,18 @@ class Environment:
     """Points at ``gather.FAULT_WORDS`` int64 words that take the first fault, the first of them 0; None: no record."""
     proven: frozenset[int] = frozenset()
     """Gathers whose indices are all known to be in range."""
+    given: Mapping[int, ir.Value] = field(default_factory=dict)
+    """Values of nodes that need not be computed."""
 
 
 def lower(builder: Builder, graph: Graph, outputs: Sequence[int], environment: Environment) -> list[ir.Value]:
     """Emit the nodes that ``outputs`` need, and return their values; faults are recorded at the end."""
     needed = set(outputs)
     for node_number in range(len(graph.nodes) - 1, -1, -1):
-        if node_number in needed:
+        if node_number in needed and node_number not in environment.given:
             needed.update(graph.nodes[node_number].args)
-    lowering = _Lowering(builder, graph, environment)
-    for node_number in sorted(needed):
+    lowering = _Lowering(builder, graph, environment, dict(environment.given))
+    for node_number in sorted(needed - environment.given.keys()):
         node = graph.nodes[node_number]
         arguments = lowering.alike([lowering.values[arg] for arg in node.args], node)
         lowering.values[node_number] = LOWER[node.op](lowering, node_number, arguments)

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import I32, I64, Builder, Scalar
+from rootdk.codegen.builder import I32, I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
+from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower
+from rootdk.codegen.panels import Rows, pack
 from rootdk.codegen.tile_matmul import tile_matmul
+from rootdk.dtypes import Kind
 from rootdk.mods.expr import Graph
+from rootdk.mods.tile_gathers import tile_gathers
 
 __all__ = ["Mods", "ScoreTile", "lane_indices", "raw_scores"]
 
@@ -81,6 +86,11 @@ class Mods:
     def index_type(self) -> ir.IntType:
         return I32 if self.narrow else I64
 
+    @cached_property
+    def tile_gathers(self) -> tuple[int, ...]:
+        """Gathers that are copied tile by tile before the score function and the mask run."""
+        return tile_gathers(self.graph, self.proven)
+
     @property
     def may_hide(self) -> bool:
         """Some score can become -inf: by the mask, or by what the score function returns."""
@@ -92,6 +102,45 @@ class Mods:
             leaves, frame.address("constants"), frame.address("arrays"), self.index_type,
             fault=frame.address("fault"), proven=self.proven,
         )  # fmt: skip
+
+    def copy_gather(
+        self,
+        frame: Frame,
+        number: int,
+        tile: ScoreTile,
+        leaves: Mapping[str, ir.Value],
+        shape: tuple[ir.Value, ir.Value],
+    ) -> None:
+        """A tile of the array that gather ``number`` reads, as accumulators, to the place of ``tile``.
+
+        The lanes are queries; ``leaves`` are the tile's b, h, first q and first kv, ``keys`` its rows.
+        """
+        b, node = tile.b, self.graph.nodes[number]
+        assert isinstance(node.attr, int)
+        array = self.graph.arrays[node.attr]
+        table = b.at(frame.address("arrays"), table_offset(self.graph.arrays, node.attr))
+        base, *words = (b.load(I64, table, 8 * word, 8) for word in range(1 + 2 * array.rank))
+        strides: dict[str, ir.Value] = {}
+        indices = lower(b, self.graph, node.args, self.environment(frame, {**leaves, "q": b.index(0)}))
+        for arg, index, length, stride in zip(node.args, indices, words, words[array.rank :], strict=False):
+            leaf = self.graph.nodes[arg].attr if self.graph.nodes[arg].op == "index" else None
+            if leaf in ("q", "kv"):
+                strides[str(leaf)] = stride
+            negative = b.ir.icmp_signed("<", index, b.index(0))
+            index = b.ir.select(negative, b.ir.add(index, length), index)
+            base = b.ir.add(base, b.ir.mul(index, stride))
+        q_len = frame.word("q_len")
+        rows = Rows(array.dtype, b.ir.inttoptr(base, POINTER), strides["q"], strides["kv"], q_len, keys)
+        for n in range(tile.vectors):
+            row = b.index(b.add(leaves["q"], n * b.lanes))
+            pack(b, rows, row, b.at(tile.pointer, tile.offset(0, n)), tile.stride, lambda value: value)
+
+    def copied(self, b: Builder, number: int, tile: ScoreTile, row: ir.Value, n: int) -> ir.Value:
+        """What ``copy_gather`` has put into a tile, as the mods see it."""
+        value = b.load_lanes(tile.pointer, tile.offset(row, n))
+        if self.graph.nodes[number].kind is Kind.BOOL:
+            return b.ir.fcmp_unordered("!=", value, b.splat(0.0))
+        return value
 
     def modify(self, b: Builder, score: ir.Value, environment: Environment, *, masked: bool) -> ir.Value:
         """The score of one lane vector after score function and mask; the mask comes first, so that what it hides
