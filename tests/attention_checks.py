@@ -1,6 +1,7 @@
 """Inputs for attention, and how close its results must be, for tests that call it through the public API."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,42 @@ def random(*shapes: tuple[int, ...], dtype: Any = np.float32, seed: int = 0) -> 
     """Standard normal arrays."""
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def _reversed(array: np.ndarray, axis: int) -> np.ndarray:
+    return np.flip(np.flip(array, axis).copy(), axis)
+
+
+def _swapped(array: np.ndarray, first: int, second: int) -> np.ndarray:
+    return array.swapaxes(first, second).copy().swapaxes(first, second)
+
+
+def _shifted(array: np.ndarray) -> np.ndarray:
+    view = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _field(array: np.ndarray) -> np.ndarray:
+    view = np.zeros(array.shape, [("before", np.uint8), ("element", array.dtype), ("after", np.uint16)])["element"]
+    view[...] = array
+    return view
+
+
+VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "contiguous": np.ndarray.copy,
+    "every other element": lambda array: array.repeat(2, axis=-1)[..., ::2],
+    "every other row": lambda array: array.repeat(2, axis=-2)[..., ::2, :],
+    "elements backwards": lambda array: _reversed(array, -1),
+    "rows backwards": lambda array: _reversed(array, -2),
+    "outermost backwards": lambda array: _reversed(array, 0),
+    "outer dimensions swapped": lambda array: _swapped(array, 0, -2),
+    "transposed": lambda array: _swapped(array, -1, -2),
+    "Fortran order": np.asfortranarray,
+    "odd byte offset": _shifted,
+    "field of a structure": _field,
+}
+"""Equal arrays that lie in memory in another way, of any array of two dimensions or more."""
 
 
 def assert_same(found: Any, expected: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_checks import BFLOAT16, DTYPES, assert_right, assert_same, random
+from attention_checks import BFLOAT16, DTYPES, VIEWS, assert_right, assert_same, random
 
 import rootdk
 from rootdk import dtypes, reference
@@ -168,35 +168,13 @@ def test_zero_columns_change_nothing(dtype: Any) -> None:
 # where arrays come from
 
 
-def views(array: np.ndarray) -> dict[str, np.ndarray]:
-    """Views that equal ``array`` [2, 3, len, d] and lie in memory in other ways."""
-    twice = np.repeat(array, 2, axis=-1)
-    shifted = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
-    shifted[...] = array
-    fields = np.zeros(array.shape, [("before", np.uint8), ("element", array.dtype), ("after", np.uint16)])["element"]
-    fields[...] = array
-    return {
-        "every other element": twice[..., ::2],
-        "elements backwards": np.ascontiguousarray(array[..., ::-1])[..., ::-1],
-        "rows backwards": np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :],
-        "heads backwards": np.ascontiguousarray(array[:, ::-1])[:, ::-1],
-        "len before heads": np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2),
-        "transposed": np.ascontiguousarray(array.swapaxes(2, 3)).swapaxes(2, 3),
-        "Fortran order": np.asfortranarray(array),
-        "odd byte offset": shifted,
-        "field of a structure": fields,
-    }
-
-
-HOW = list(views(np.zeros((1, 1, 1, 1), np.float32)))
-
-
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", VIEWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_views_equal_contiguous_arrays(dtype: Any, how: str) -> None:
     query, key, value = random((2, 3, 37, 20), (2, 3, 150, 20), (2, 3, 150, 12), dtype=dtype)
     expected = rootdk.attention(query, key, value, return_lse=True)
-    for seen in ((views(query)[how], key, value), (query, views(key)[how], value), (query, key, views(value)[how])):
+    view = VIEWS[how]
+    for seen in ((view(query), key, value), (query, view(key), value), (query, key, view(value))):
         assert_same(rootdk.attention(*seen, return_lse=True), expected)
 
 
