@@ -18,7 +18,7 @@ from rootdk.mods.symbols import Sym, Symbolic, apply
 if TYPE_CHECKING:
     from rootdk.mods.trace import Tracer
 
-__all__ = ["Array", "Element", "Index", "fold", "stack"]
+__all__ = ["Array", "Element", "Index", "Written", "fold", "stack"]
 
 UNROLLED = 4096
 """Elements that a sum over a row may have: each is compiled on its own."""
@@ -27,19 +27,36 @@ Index = tuple[Sym | int, ...]
 
 
 class Element(int):
-    """An index that unrolling a row made: part of the graph's shape, unlike an integer that the user wrote."""
+    """An index that unrolling a row made: part of the graph's shape, so two that are equal are one constant."""
+
+
+class Written(int):
+    """An index that the user wrote: it equals only itself, as the graph must not depend on which numbers are equal."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 class Array(Symbolic):
     """Elements of a captured array, or computed from them, for one pair."""
 
-    __slots__ = ("kind", "read", "shape")
+    __slots__ = ("_elements", "_read", "kind", "shape")
 
     def __init__(self, tracer: "Tracer", shape: Sequence[int], kind: Kind, read: Callable[[Index], Any]) -> None:
         self.tracer = tracer
         self.shape = tuple(shape)
         self.kind = kind
-        self.read = read
+        self._read = read
+        self._elements: dict[tuple[Any, ...], Any] = {}
+
+    def read(self, at: Index) -> Any:
+        """The element at ``at``, made once: x = x * x, ten times over, would otherwise read 1024."""
+        if any(type(position) is int for position in at):  # computed of an index that the user wrote
+            return self._read(at)
+        key = tuple((position.node,) if isinstance(position, Sym) else position for position in at)
+        if key not in self._elements:
+            self._elements[key] = self._read(at)
+        return self._elements[key]
 
     def __repr__(self) -> str:
         return f"<{self.kind.value} array {list(self.shape)} of a pair>"
@@ -85,8 +102,11 @@ class Array(Symbolic):
         shape: tuple[int, ...] = ()
         for value in values:
             shape = _broadcast(shape, getattr(value, "shape", ()))
-        kind = rule(op, tuple(kind_of(value) for value in values))[2]
-        return Array(self.tracer, shape, kind, lambda at: apply_at(op, values, at))
+        _, kinds, kind = rule(op, tuple(kind_of(value) for value in values))
+        pairs = zip(values, kinds, strict=True)
+        # a number becomes one constant here, not one for each element that is read
+        operands = [value if isinstance(value, Symbolic) else self.tracer.symbol(value, kind) for value, kind in pairs]
+        return Array(self.tracer, shape, kind, lambda at: apply_at(op, operands, at))
 
     def permuted(self, order: Sequence[int]) -> "Array":
         """The array with its dimensions in another order."""
@@ -151,8 +171,10 @@ def _position(item: Any, size: int) -> Any:
         raise refuse(
             "an array was indexed by a float", "convert the index: .long() in torch style, .astype(int) in NumPy style"
         )
+    if isinstance(item, Symbolic | Element):
+        return item
     # a negative number counts from the end here and now, so that views of views agree on what it means
-    return type(item)(item + size) if isinstance(item, int) and -size <= item < 0 else item
+    return Written(item + size if -size <= item < 0 else item)
 
 
 def _constant(position: Sym | int) -> Callable[[Index], Sym | int]:

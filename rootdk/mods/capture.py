@@ -87,6 +87,8 @@ class Capture:
         return Proxy(self, value, name) if _holds_users_values(type(value)) else value
 
     def _sequence(self, value: Any, name: str) -> Any:
+        if _PLAIN.issuperset(map(type, value)):  # a long list of numbers costs little
+            return value
         items = [self.value(item, f"{name}[{place}]") for place, item in enumerate(value)]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
@@ -110,7 +112,7 @@ class Capture:
             return self.value(inner, function.__name__)
         own = not is_library(function.__module__)
         if own:
-            error = random_call(function.__code__)
+            error = random_call(function)
             if error is not None:
                 raise error
         names = [name for name in _global_names(function.__code__) if self._replaced(function, name)] if own else []

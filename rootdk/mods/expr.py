@@ -105,7 +105,7 @@ class GraphBuilder:
     _numbers: dict[Node, int] = field(default_factory=dict)
 
     def add(self, op: str, *args: int, attr: bool | int | float | str | None = None, kind: Kind | None = None) -> int:
-        """The number of the node ``op(*args)``; ``kind`` only for constant and gather, whose kind nothing else tells."""
+        """The number of the node ``op(*args)``; ``kind`` only for constant and gather, as nothing else tells theirs."""
         node = Node(op, args, kind or self._kind(op, args, attr), attr)
         if node not in self._numbers:
             self._numbers[node] = len(self.nodes)

@@ -1,13 +1,15 @@
 """Errors that point at the user's line: where a mod stands in its source, and what to write instead."""
 
+import dis
 import linecache
 import re
 import sys
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
 
 from rootdk.errors import ModError
 
-__all__ = ["MissingAttributeError", "is_library", "random_call", "refuse", "refuse_truth", "site"]
+__all__ = ["MissingAttributeError", "is_library", "random_call", "refuse", "refuse_truth", "site", "user_knows"]
 
 _FOREIGN = frozenset({"torch", "numpy", "jax", "jaxlib", "functorch", "ml_dtypes", "scipy", "rootdk"})
 
@@ -87,21 +89,51 @@ _RANDOM_NAMES = (
 _RANDOM = frozenset(_RANDOM_NAMES.split())
 
 
-def random_call(code: CodeType) -> ModError | None:
-    """The error for a function that draws random numbers, or None; ``code`` names what it calls."""
-    libraries = {"torch", "np", "numpy", "random", "jax", "F", "nn"}
-    if libraries.isdisjoint(code.co_names) or _RANDOM.isdisjoint(code.co_names):
-        return None
-    import dis
+def random_call(function: FunctionType) -> ModError | None:
+    """The error for a function that draws random numbers from a library, or None."""
+    return _random_call(function.__code__, {**function.__globals__, **_closure(function)})
 
+
+def _random_call(code: CodeType, scope: dict[str, Any]) -> ModError | None:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and (error := _random_call(constant, scope)):
+            return error
+    if _RANDOM.isdisjoint(code.co_names):
+        return None
+    owner: Any = None
     for instruction in dis.get_instructions(code):
-        if instruction.argval in _RANDOM and instruction.opname.startswith("LOAD_"):
-            line = instruction.positions.lineno if instruction.positions else None
+        name = instruction.argval
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            owner = scope.get(name)
+            drawn = isinstance(owner, BuiltinFunctionType) and name in _RANDOM
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            drawn = isinstance(owner, ModuleType) and is_library(owner.__name__) and name in _RANDOM
+            owner = getattr(owner, name, None) if isinstance(owner, ModuleType) else None
+        else:
+            continue
+        if drawn:
             return _at(
                 code,
-                line or code.co_firstlineno,
-                f"`{instruction.argval}` draws random numbers, but a mod runs once for all pairs, so all would get the "
-                "same one",
+                (instruction.positions and instruction.positions.lineno) or code.co_firstlineno,
+                f"`{name}` draws random numbers, but a mod runs once for all pairs, so all would get the same one",
                 "for dropout pass dropout_p= and seed=; for fixed noise draw an array outside and index it",
             )
     return None
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if isinstance(_content(cell), ModuleType)}
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that is not set yet
+        return None
+
+
+def user_knows(module: Any) -> bool:
+    """Whether the user's code that is running has imported ``module``."""
+    frame = _user_frame()
+    return frame is not None and any(value is module for value in frame.f_globals.values())

@@ -13,6 +13,7 @@ import numpy as np
 from rootdk.dtypes import Kind
 from rootdk.mods import composites, conversions, lang, rows
 from rootdk.mods.promotion import kind_of
+from rootdk.mods.refusals import user_knows
 from rootdk.mods.symbols import Symbolic
 
 __all__ = ["ATTRIBUTES", "FUNCTIONS", "HINTS"]
@@ -234,9 +235,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """By the name that a library, or a method of its arrays, has for it."""
 
 
-def _dtype(input: Symbolic) -> Any:
-    """torch's element type where torch is loaded, as its functions take no other; NumPy's elsewhere."""
+def _torch() -> Any:
+    """torch, if the user's code imports it: its functions take only its own element types and devices."""
     torch = sys.modules.get("torch")
+    return torch if torch is not None and user_knows(torch) else None
+
+
+def _dtype(input: Symbolic) -> Any:
+    torch = _torch()
     kind = kind_of(input)
     if torch is None:
         return np.dtype({Kind.BOOL: np.bool_, Kind.INT: np.int64, Kind.FLOAT: np.float32}[kind])
@@ -244,7 +250,7 @@ def _dtype(input: Symbolic) -> Any:
 
 
 def _device(input: Symbolic) -> Any:
-    torch = sys.modules.get("torch")
+    torch = _torch()
     return "cpu" if torch is None else torch.device("cpu")
 
 

@@ -3,39 +3,26 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rootdk import dtypes
-from rootdk.dtypes import DType, Kind
+from rootdk.dtypes import Kind
 from rootdk.errors import DTypeError, ModError, RootdkError
-from rootdk.mods.arrays import Array, Element, Index
+from rootdk.mods.arrays import Array, Element, Index, Written
 from rootdk.mods.capture import Capture
 from rootdk.mods.evaluate import evaluate
-from rootdk.mods.expr import INDICES, ArraySpec, Graph, GraphBuilder, Node
+from rootdk.mods.expr import INDICES, Node
 from rootdk.mods.foreign import as_ndarray, is_array
 from rootdk.mods.promotion import kind_of, rule
 from rootdk.mods.refusals import MissingAttributeError, refuse, site
 from rootdk.mods.spellings import ATTRIBUTES, FUNCTIONS, HINTS
 from rootdk.mods.symbols import Sym, Symbolic
+from rootdk.mods.traced import Captured, Recording, Traced, needed
 
 __all__ = ["Sym", "Traced", "Tracer"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Traced:
-    """A graph, and the values that its slots have in this call."""
-
-    graph: Graph
-    constants: tuple[int | float, ...]
-    arrays: tuple[np.ndarray, ...]
-    """Views of the captured arrays, in order of first read."""
-    names: tuple[str, ...]
-    """What the user's function calls each array; no two are equal."""
-    sites: dict[int, str]
-    """file:line of each gather in the user's source, by node."""
 
 
 class Tracer:
@@ -49,19 +36,15 @@ class Tracer:
         self.kv_len = kv_len
         self.heads = heads
         self.batch_shape = batch_shape
-        self.builder = GraphBuilder()
+        self.recording = Recording()
+        self.builder = self.recording.builder
         self.score = Sym(self, self.builder.add("score"))
         self.indices = tuple(Sym(self, self.builder.add("index", attr=name, kind=Kind.INT)) for name in INDICES)
         self.refusal: ModError | None = None
         """One that was raised where NumPy may swallow it."""
-        self._constants: list[int | float] = []
         self._elements: dict[int, int] = {}
         self._captured: dict[int, tuple[Any, Any]] = {}
         self._slots: dict[int, int] = {}
-        self._arrays: list[np.ndarray] = []
-        self._names: list[str] = []
-        self._specs: list[DType] = []
-        self._sites: dict[int, str] = {}
         self._capture = Capture(self)
 
     def array(self, array: Any, name: str) -> Any:
@@ -72,36 +55,36 @@ class Tracer:
         known = self._captured.get(id(array))
         if known is None:
             # the array is kept, so that its id is not used again
-            known = self._captured[id(array)] = array, self._array(as_ndarray(array, name), name)
+            known = self._captured[id(array)] = array, self._array(array, name)
         return known[1]
 
-    def _array(self, view: np.ndarray, name: str) -> Any:
+    def _array(self, source: Any, name: str) -> Any:
+        view = as_ndarray(source, name)
         dtype = dtypes.of(view)
         if dtype is None:
             raise DTypeError(
                 f"{name}: expected a boolean, integer or floating array in native byte order, got {view.dtype}; "
                 f"convert it: {name}.astype(np.float32)"
             )
-        element: Callable[[Index], Sym] = functools.partial(self._gather, view, dtype, name)
-        return Array(self, view.shape, dtype.kind, element) if view.ndim else element(())
+        captured = Captured(view, dtype, name, source)
+        read: Callable[[Index], Sym] = functools.partial(self._gather, captured)
+        return Array(self, view.shape, dtype.kind, read) if view.ndim else read(())
 
-    def _gather(self, view: np.ndarray, dtype: DType, name: str, index: Index) -> Sym:
-        slot = self._slots.get(id(view))
+    def _gather(self, captured: Captured, index: Index) -> Sym:
+        slot = self._slots.get(id(captured.view))
         if slot is None:
-            slot = self._slots[id(view)] = len(self._arrays)
-            self._arrays.append(view)
-            self._names.append(_unique(name, self._names))
-            self._specs.append(dtype)
+            slot = self._slots[id(captured.view)] = len(self.recording.arrays)
+            self.recording.arrays.append(replace(captured, name=_unique(captured.name, self.recording.arrays)))
         args = [self._index(position) for position in index]
-        node = self.builder.add("gather", *args, attr=slot, kind=dtype.kind)
-        if node not in self._sites:
-            self._sites[node] = site()
+        node = self.builder.add("gather", *args, attr=slot, kind=captured.dtype.kind)
+        if node not in self.recording.sites:
+            self.recording.sites[node] = site()
         return Sym(self, node)
 
     def _index(self, position: Any) -> int:
         if isinstance(position, Symbolic):
             return self.cast_node(position, Kind.INT)
-        if isinstance(position, Element):
+        if isinstance(position, Element | Written):
             if position not in self._elements:
                 self._elements[position] = self._constant(int(position), Kind.INT)
             return self._elements[position]
@@ -223,8 +206,8 @@ class Tracer:
             return self._literal(number)
         if kind is Kind.INT and not -(2**63) <= number < 2**63:
             raise refuse(f"the integer {number} does not fit 64 bits", "use a smaller number, or a float")
-        self._constants.append(number)
-        return self.builder.add("constant", attr=len(self._constants) - 1, kind=kind)
+        self.recording.constants.append(number)
+        return self.builder.add("constant", attr=len(self.recording.constants) - 1, kind=kind)
 
     def _literal(self, value: bool | float) -> int:
         # one NaN object, as equal nodes are one node and NaN equals only itself by identity
@@ -232,11 +215,13 @@ class Tracer:
 
     def known(self, symbol: Sym) -> Any:
         """The value of a symbol that no pair changes, e.g. of a captured 0-d array; None of any other."""
-        needed = _needed(self.builder.nodes, [symbol.node])
-        if any(self.builder.nodes[node].op in ("score", "index") for node in needed):
+        reached = needed(self.builder.nodes, [symbol.node])
+        if any(self.builder.nodes[node].op in ("score", "index") for node in reached):
             return None
         traced = self.finish(None, symbol)
         values = evaluate(traced.graph, traced.constants, traced.arrays, b=0, h=0, q=0, kv=0)
+        if values.outside:
+            raise refuse("a captured array was indexed out of bounds", "use an index that it has")
         return values[-1].item() if traced.graph.nodes else True
 
     def named(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
@@ -270,53 +255,10 @@ class Tracer:
             score = None
         if mask is not None and self.builder.nodes[mask.node] == Node("literal", (), Kind.BOOL, True):
             mask = None
-        roots = [symbol.node for symbol in (score, mask) if symbol is not None]
-        return _Finish(self.builder.nodes, roots).traced(self, score, mask)
+        return self.recording.finished(None if score is None else score.node, None if mask is None else mask.node)
 
 
 _COMPOSE = "compose it of arithmetic, comparisons, where, exp, log, tanh and the like"
-
-
-class _Finish:
-    """Renumbers the nodes and slots that some roots need."""
-
-    def __init__(self, nodes: list[Node], roots: list[int]) -> None:
-        self.old = nodes
-        self.nodes: list[Node] = []
-        self.numbers: dict[int, int] = {}
-        self.slots: dict[str, dict[Any, int]] = {"gather": {}, "constant": {}}
-        for number in _needed(nodes, roots):
-            node = nodes[number]
-            slots = self.slots.get(node.op)
-            attr = node.attr if slots is None else slots.setdefault(node.attr, len(slots))
-            self.numbers[number] = len(self.nodes)
-            self.nodes.append(Node(node.op, tuple(self.numbers[arg] for arg in node.args), node.kind, attr))
-
-    def traced(self, tracer: Tracer, score: Sym | None, mask: Sym | None) -> Traced:
-        arrays, constants = self.slots["gather"], self.slots["constant"]
-        specs = [tracer._specs[slot] for slot in arrays]
-        values = tuple(tracer._constants[slot] for slot in constants)
-        graph = Graph(
-            nodes=tuple(self.nodes),
-            score=None if score is None else self.numbers[score.node],
-            mask=None if mask is None else self.numbers[mask.node],
-            arrays=tuple(
-                ArraySpec(dtype, tracer._arrays[slot].ndim) for dtype, slot in zip(specs, arrays, strict=True)
-            ),
-            constants=tuple(Kind.INT if isinstance(value, int) else Kind.FLOAT for value in values),
-        )
-        sites = {self.numbers[node]: text for node, text in tracer._sites.items() if node in self.numbers}
-        held = tuple(tracer._arrays[slot] for slot in arrays)
-        return Traced(graph, values, held, tuple(tracer._names[slot] for slot in arrays), sites)
-
-
-def _needed(nodes: list[Node], roots: list[int]) -> list[int]:
-    """The nodes that ``roots`` depend on, themselves included, in order."""
-    needed = set(roots)
-    for number in range(max(roots, default=-1), -1, -1):
-        if number in needed:
-            needed.update(nodes[number].args)
-    return sorted(needed)
 
 
 def _method(function: Callable[..., Any], name: str, symbol: Symbolic, *args: Any, **kwargs: Any) -> Any:
@@ -344,7 +286,8 @@ def _defined(function: Any) -> str:
     return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
 
 
-def _unique(name: str, taken: list[str]) -> str:
+def _unique(name: str, others: list[Captured]) -> str:
+    taken = {other.name for other in others}
     number, candidate = 1, name
     while candidate in taken:
         number += 1

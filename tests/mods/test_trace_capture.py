@@ -1,6 +1,7 @@
 """What a function captures, however it captures it: found, named, read at call time, and left as it was."""
 
 import functools
+import time
 import types
 from collections import namedtuple
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tracing import dense_mask, dense_score, trace_mask, trace_score
 
 from rootdk.mods.trace import Tracer
@@ -288,3 +290,56 @@ def test_unused_work_is_not_in_the_graph() -> None:
         return s + 1
 
     assert [node.op for node in trace_score(function).graph.nodes] == ["score", "constant", "add"]
+
+
+def test_sources_are_the_users_own_arrays() -> None:
+    table, other = torch.zeros(3, requires_grad=True), np.zeros(3)
+    traced = trace_score(lambda s, b, h, q, k: s + table[h] + other[h], SHAPE)
+    assert traced.sources[0] is table and traced.sources[1] is other is traced.arrays[1]
+
+
+def test_names_like_those_of_random_functions_are_fine() -> None:
+    class Plan:
+        permutation, choice = np.arange(5), lambda self, q: q
+
+    plan, permutation = Plan(), np.arange(5)
+    trace_mask(lambda b, h, q, k: np.abs(plan.permutation[q] - permutation[k]) + plan.choice(q) >= 0)
+
+
+def test_deep_functions_of_rows_stay_small() -> None:
+    rows = np.ones((5, 2))
+
+    def function(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        row = rows[q] * 0.5
+        for _ in range(60):
+            row = row * row + row
+        return s + row[0]
+
+    assert len(trace_score(function, SHAPE).graph.nodes) < 130
+
+
+def test_a_number_times_a_table_is_one_constant() -> None:
+    table = TABLE
+    traced = trace_score(lambda s, b, h, q, k: s + (table * 2.5)[h] + sum((table * 3).T), SHAPE)
+    assert traced.constants.count(2.5) == 1
+
+
+def test_types_are_those_of_the_users_library() -> None:
+    seen: list[Any] = []
+    scope: dict[str, Any] = {"np": np, "seen": seen}
+    exec("def function(b, h, q, k): seen.append((q.dtype, q.device)); return q >= k", scope)
+    trace_mask(scope["function"])
+    trace_mask(lambda b, h, q, k: seen.append((q.dtype, torch.device(q.device))) or q >= k)
+    assert seen == [(np.int64, "cpu"), (torch.int64, torch.device("cpu"))]
+
+
+def test_tracing_is_quick() -> None:
+    ids, big = np.arange(5), list(range(100_000))
+    functions = [lambda b, h, q, k: q >= k, lambda b, h, q, k: (ids[q] == ids[k]) & (q >= k) & (q < len(big))]
+    for function in functions:
+        times = []
+        for _ in range(50):
+            start = time.perf_counter()
+            trace_mask(function, SHAPE)
+            times.append(time.perf_counter() - start)
+        assert min(times) < 5e-3
