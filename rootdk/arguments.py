@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-import secrets
+import os
 
 import numpy as np
 
@@ -33,7 +33,8 @@ def element_type(dtype: np.dtype) -> DType | None:
 
 def check_array(name: str, array: object) -> np.ndarray:
     """``array`` itself, if it is a plain NumPy array of native byte order."""
-    if isinstance(array, np.ma.MaskedArray):
+    # asked of subclasses only, as the first mention of np.ma loads it, for some milliseconds
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
         raise DTypeError(f"{name}: expected a plain array, got a masked array; use {name}.filled(...) and say mask=")
     if not isinstance(array, np.ndarray):
         raise DTypeError(f"{name}: expected an array, got {type(array).__name__}; convert it: np.asarray({name})")
@@ -108,7 +109,7 @@ def _shown(value: object) -> str:
 def as_seed(seed: object) -> int:
     """``seed`` as an unsigned 64-bit integer; None draws a fresh one."""
     if seed is None:
-        return secrets.randbits(64)
+        return int.from_bytes(os.urandom(8), "little")
     try:
         number = operator.index(seed)  # type: ignore[arg-type]  # what is no integer raises, and is reported below
     except TypeError:
