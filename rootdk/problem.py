@@ -70,6 +70,8 @@ class Operands:
     """One per array slot of the graph."""
     names: tuple[str, ...]
     """What the user's function calls each array slot."""
+    sources: tuple[Any, ...]
+    """The array of each slot as its holder has it, of whatever library; of a bias, ``arrays``' own view."""
     sites: dict[int, str]
     """Where in the user's source each gather stands, by node."""
     bias: int | None
@@ -198,6 +200,7 @@ def bind(
         constants=mods.traced.constants,
         arrays=mods.traced.arrays,
         names=mods.traced.names,
+        sources=mods.traced.sources,
         sites=mods.traced.sites,
         bias=mods.bias,
         seed=number,

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from rootdk.frontends.torch.arguments import Options
+from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
-from rootdk.frontends.torch.forward import Options, forward
 
 __all__ = ["attention"]
 
@@ -11,5 +12,5 @@ __all__ = ["attention"]
 @runtime_errors
 def attention(query: Any, key: Any, value: Any, *, return_lse: bool = False, **options: Any) -> Any:
     """Output, or (output, LSE), of one call on tensors."""
-    output, lse = forward((query, key, value), Options(**options), return_lse=return_lse)
+    output, lse = attend((query, key, value), Options(**options), return_lse=return_lse)
     return (output, lse) if return_lse else output

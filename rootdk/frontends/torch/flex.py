@@ -8,8 +8,9 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from rootdk.errors import ArgumentError, DTypeError, ModError, ShapeError
 from rootdk.frontends.torch import block_masks
+from rootdk.frontends.torch.arguments import Inputs, Options
+from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
-from rootdk.frontends.torch.forward import Inputs, Options, forward
 from rootdk.frontends.torch.max_scores import max_scores
 
 __all__ = ["flex_attention"]
@@ -51,7 +52,7 @@ def flex_attention(
     options = Options(mask=mask, score_mod=score_mod, scale=scale)
     inputs = query, key, value
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    output, lse = forward(inputs, options, output=_empty_output(inputs), return_lse=wants_lse)
+    output, lse = attend(inputs, options, output=_empty_output(inputs), return_lse=wants_lse)
     if return_aux is None:
         return (output, lse) if return_lse else output
     return output, AuxOutput(lse=lse, max_scores=max_scores(inputs, options) if return_aux.max_scores else None)

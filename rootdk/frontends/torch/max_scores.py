@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rootdk.dtypes import to_float64
-from rootdk.frontends.torch.forward import Inputs, Options, bind
+from rootdk.frontends.torch.arguments import Inputs, Options, bind
 from rootdk.mods.evaluate import evaluate
 from rootdk.problem import Bound
 

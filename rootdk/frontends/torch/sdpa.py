@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
+from rootdk.frontends.torch.arguments import Options
+from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
-from rootdk.frontends.torch.forward import Options, forward
 from rootdk.masks import causal
 from rootdk.mods.values import Mask, as_mask
 
@@ -50,7 +51,7 @@ def scaled_dot_product_attention(
     mask, bias = _mask_and_bias(query, key, attn_mask, is_causal)
     inputs = _broadcast(query, key, value, enable_gqa)
     options = Options(mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, seed=_seed(dropout_p))
-    return forward(inputs, options, output=_empty_output(*inputs, dropout_p))[0]
+    return attend(inputs, options, output=_empty_output(*inputs, dropout_p))[0]
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:

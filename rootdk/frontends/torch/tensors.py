@@ -9,7 +9,7 @@ from torch import Tensor
 from rootdk.dtypes import BFLOAT16_BITS
 from rootdk.errors import ArgumentError, DTypeError
 
-__all__ = ["FLOATS", "as_view", "refusal"]
+__all__ = ["FLOATS", "as_tensor", "as_view", "refusal"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -47,3 +47,10 @@ def as_view(name: str, tensor: Any) -> np.ndarray:
     except TypeError as error:
         raise DTypeError(f"{name}: expected a dtype that NumPy knows too, got {tensor.dtype}") from error
     return view
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """``array`` as a tensor that shares its memory; the inverse of ``as_view``."""
+    if array.dtype == BFLOAT16_BITS:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

@@ -1,37 +1,26 @@
-"""One forward call on plain tensors: bound and compiled when its kind is new, run on the tensors' own memory."""
+"""Calls on plain tensors: bound and compiled when their kind is new, run on the tensors' own memory."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from rootdk import engine, problem
+from rootdk import engine
+from rootdk.frontends.torch import autograd
+from rootdk.frontends.torch.arguments import Inputs, Options, bind, empty_lse
 from rootdk.frontends.torch.tensors import as_view
 from rootdk.mods import ranges
 from rootdk.mods.values import Mask
 from rootdk.problem import Bound, Operands
 from rootdk.runtime import threads
 
-__all__ = ["Inputs", "Options", "bind", "forward", "lse_dtype"]
+__all__ = ["attend"]
 
-Inputs = tuple[Tensor, Tensor, Tensor]
-"""Query, key and value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What ``rootdk.attention`` takes besides query, key and value."""
-
-    mask: Any = None
-    bias: Any = None
-    score_mod: Any = None
-    scale: Any = None
-    sinks: Any = None
-    dropout_p: Any = 0.0
-    seed: Any = None
-    layout: str = "bhsd"
+_MOST_KNOWN = 128
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,50 +36,57 @@ class _Known:
 
 
 _known: dict[tuple[Any, ...], _Known] = {}
-_MOST_KNOWN = 128
-_NOTHING = np.empty(0)
 
 
-def lse_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The accumulator's type, which the LSE has."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def bind(inputs: Inputs, options: Options) -> Bound:
-    """``problem.bind`` on views of the tensors."""
-    given = {field.name: getattr(options, field.name) for field in fields(options)}
-    for name in ("mask", "bias", "sinks"):
-        if isinstance(given[name], Tensor):
-            given[name] = as_view(name, given[name])
-    query, key, value = inputs
-    return problem.bind(as_view("query", query), as_view("key", key), as_view("value", value), **given)
-
-
-def forward(
+def attend(
     inputs: Inputs, options: Options, *, output: Tensor | None = None, return_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Output and, if asked for, LSE; the output is written to ``output``, which may have any strides, if given."""
+    """Output and, if asked for, LSE, differentiable where an argument is.
+
+    The output is written to ``output``, which may have any strides, if given.
+    """
+    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _wants_gradient(inputs, options)):
+        return _differentiable(inputs, options, bind(inputs, options), output)
     signature = _signature(inputs, options, output, return_lse)
     known = _known.get(signature) if signature else None
     if known is None:
         return _first(inputs, options, output, return_lse, signature)
     if output is None:
         output = torch.empty(known.output_shape, dtype=inputs[0].dtype)
-    lse = torch.empty(known.lse_shape, dtype=lse_dtype(output.dtype)) if return_lse else None
+    lse = empty_lse(known.lse_shape, output.dtype) if return_lse else None
     captured = known.captured or _captured(known.prepared, known.operands, options)
     _run(known.prepared, inputs, known.operands, output, lse, captured)
     return output, lse
 
 
+def _wants_gradient(inputs: Inputs, options: Options) -> bool:
+    query, key, value = inputs
+    bias, sinks = options.bias, options.sinks
+    return (
+        query.requires_grad or key.requires_grad or value.requires_grad
+        or (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)
+    )  # fmt: skip
+
+
+def _differentiable(
+    inputs: Inputs, options: Options, bound: Bound, output: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    if output is None:
+        output = torch.empty(bound.output_shape, dtype=inputs[0].dtype)
+    return autograd.attend(bound, inputs, options, output, empty_lse(bound.lse_shape, output.dtype))
+
+
 def _first(
     inputs: Inputs, options: Options, output: Tensor | None, return_lse: bool, signature: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """``forward`` for a kind of call that is new."""
+    """``attend`` for a kind of call that is new."""
     bound = bind(inputs, options)
     graph, operands = bound.problem.graph, bound.operands
+    if torch.is_grad_enabled() and autograd.learned(bound, options):
+        return _differentiable(inputs, options, bound, output)
     if output is None:
         output = torch.empty(bound.output_shape, dtype=inputs[0].dtype)
-    lse = torch.empty(bound.lse_shape, dtype=lse_dtype(output.dtype)) if return_lse else None
+    lse = empty_lse(bound.lse_shape, output.dtype) if return_lse else None
     tables = ranges.build_all(graph, operands.arrays)
     prepared = engine.prepare(bound, as_view("output", output), None if lse is None else as_view("lse", lse), tables)
     captured = engine.capture(graph, operands, tables)
@@ -99,7 +95,7 @@ def _first(
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         # without the tensors, which would live as long as they are known
-        operands = replace(operands, query=_NOTHING, key=_NOTHING, value=_NOTHING, arrays=())
+        operands = replace(operands, query=_NOTHING, key=_NOTHING, value=_NOTHING, arrays=(), sources=())
         brings = isinstance(options.mask, Tensor) or options.bias is not None
         known = _Known(prepared, bound.output_shape, bound.lse_shape, operands, None if brings else captured)
         _known[signature] = known

@@ -1,0 +1,45 @@
+"""A call's arguments as torch's users give them, and bound as the kernels take them."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rootdk import problem
+from rootdk.frontends.torch.tensors import as_view
+from rootdk.problem import Bound
+
+__all__ = ["Inputs", "Options", "bind", "empty_lse"]
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``rootdk.attention`` takes besides query, key and value."""
+
+    mask: Any = None
+    bias: Any = None
+    score_mod: Any = None
+    scale: Any = None
+    sinks: Any = None
+    dropout_p: Any = 0.0
+    seed: Any = None
+    layout: str = "bhsd"
+
+
+def bind(inputs: Inputs, options: Options) -> Bound:
+    """``problem.bind`` on views of the tensors."""
+    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    for name in ("mask", "bias", "sinks"):
+        if isinstance(given[name], Tensor):
+            given[name] = as_view(name, given[name])
+    query, key, value = inputs
+    return problem.bind(as_view("query", query), as_view("key", key), as_view("value", value), **given)
+
+
+def empty_lse(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised LSE for inputs of ``dtype``: of the accumulator's type."""
+    return torch.empty(shape, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
