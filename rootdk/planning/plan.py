@@ -82,7 +82,7 @@ class Plan:
             ("compute", f"{si(cost.flops, 'FLOP')}, {_share(cost.useful_flops, cost.flops)} of it on visible pairs"),
             ("memory", f"{si(cost.bytes, 'B')}, each operand once; tasks read {si(cost.reread_bytes, 'B')} of keys and "
                        f"values; a score matrix would move {si(cost.naive_bytes, 'B')}"),
-            ("estimate", f"{si(self.seconds, 's')} at best: {cost.intensity:.3g} FLOP/B, and peaks of "
+            ("estimate", f"{si(self.seconds, 's')} at best: {si(cost.intensity, 'FLOP/B')}, and peaks of "
                          f"{si(peaks.flops, 'FLOP/s')} (float32) and {si(peaks.bytes, 'B/s')}"),
             ("kernel", self.kernel),
         ]  # fmt: skip
