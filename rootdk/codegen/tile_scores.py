@@ -27,10 +27,12 @@ class ScoreTile:
     pointer: ir.Value
     vectors: int
     tile_rows: int
+    row_bytes: int | None = None
+    """From row to row, where rows are longer than the tile."""
 
     @property
     def stride(self) -> int:
-        return self.vectors * self.b.lanes * self.b.size
+        return self.row_bytes or self.vectors * self.b.lanes * self.b.size
 
     def offset(self, row: Scalar, n: int) -> Scalar:
         return self.b.add(self.b.mul(row, self.stride), n * self.b.lanes * self.b.size)
@@ -45,6 +47,7 @@ def raw_scores(
     nobody reads it.
     """
     b, height = tile.b, tile.tile_rows
+    packed_stride = tile.vectors * b.lanes * b.size
     last = b.sub(count, 1)
     with b.loop(0, count, height) as j:
         pointers = [b.at(rows, b.mul(b.lower_of(b.add(j, m), last), row_stride)) for m in range(height)]
@@ -53,7 +56,9 @@ def raw_scores(
             return (b.splat(b.load(b.real, pointer, b.mul(r, b.size))) for pointer in pointers)
 
         def lanes(r: Scalar) -> list[ir.Value]:
-            return [b.load_lanes(packed, tile.offset(r, n)) for n in range(tile.vectors)]
+            return [
+                b.load_lanes(packed, b.add(b.mul(r, packed_stride), n * b.lanes * b.size)) for n in range(tile.vectors)
+            ]
 
         for m, row in enumerate(tile_matmul(b, depth, elements, lanes, (height, tile.vectors))):
             for n, value in enumerate(row):
@@ -109,7 +114,7 @@ class Mods:
         number: int,
         tile: ScoreTile,
         leaves: Mapping[str, ir.Value],
-        shape: tuple[ir.Value, ir.Value],
+        keys: ir.Value,
     ) -> None:
         """A tile of the array that gather ``number`` reads, as accumulators, to the place of ``tile``.
 
