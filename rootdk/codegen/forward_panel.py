@@ -9,11 +9,10 @@ from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
-from rootdk.codegen.online_softmax import LN_2, LOG2_E, LaneStats, Softmax, is_hidden_weight
+from rootdk.codegen.online_softmax import LaneStats, Softmax, is_hidden_weight
 from rootdk.codegen.panels import Rows, pack, unpack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.codegen.vector_math import log2
 from rootdk.dtypes import DType
 from rootdk.planning.schedule import Schedule
 
@@ -118,18 +117,12 @@ class PanelRoutines:
         return b.finish()
 
     def _merge(self) -> ir.Function:
-        """Add the chunk's sums to the total. Into a total that has seen nothing this is an exact copy, and from a chunk
-        that has seen nothing exactly no change."""
+        """Add the chunk's sums to the total."""
         b, _, panel, _ = self._define("merge")
         softmax = Softmax(b, self.log2_scores)
         sums, additions = panel.output(PanelMemory.TOTAL), panel.output(PanelMemory.CHUNK)
         with b.loop(0, panel.vectors) as n:
-            total, chunk = panel.stats(PanelMemory.TOTAL, n), panel.stats(PanelMemory.CHUNK, n)
-            maximum = b.maximum(total.maximum, chunk.maximum)
-            shift = softmax.shift(maximum)
-            old = softmax.exponential(b.ir.fsub(total.maximum, shift))
-            new = softmax.exponential(b.ir.fsub(chunk.maximum, shift))
-            total.store(maximum, b.fma(total.sum, old, b.ir.fmul(chunk.sum, new)))
+            old, new = softmax.merged(panel.stats(PanelMemory.TOTAL, n), panel.stats(PanelMemory.CHUNK, n))
             with panel.columns(n) as offset:
                 added = b.ir.fmul(b.load_lanes(additions, offset), new)
                 b.store_lanes(b.fma(b.load_lanes(sums, offset), old, added), sums, offset)
@@ -138,38 +131,22 @@ class PanelRoutines:
     def _finish(self) -> ir.Function:
         """(..., output, lse, first, head): divide by the sum, the head's sink included, and write the rows."""
         b, frame, panel, (output, lse, first, head) = self._define("finish", POINTER, POINTER, I64, I64)
-        softmax, sink = Softmax(b, self.log2_scores), self._sink(b, frame, head)
+        softmax = Softmax(b, self.log2_scores)
+        sink = softmax.sink(frame.address("sinks"), head)
         rows = Rows(
             self.dtype, output, frame.word("output_row"), frame.word("output_element"), frame.word("q_len"),
             frame.word("d_v"),
         )  # fmt: skip
         with b.loop(0, panel.vectors) as n:
-            stat, row = panel.stats(PanelMemory.TOTAL, n), b.index(b.add(first, b.mul(n, b.lanes)))
-            shift = softmax.shift(b.maximum(stat.maximum, sink))
-            rescale = softmax.exponential(b.ir.fsub(stat.maximum, shift))
-            total = b.fma(stat.sum, rescale, softmax.exponential(b.ir.fsub(sink, shift)))
-            empty = b.ir.fcmp_ordered("==", total, b.splat(0.0))
-            factor = b.ir.select(empty, b.splat(0.0), b.ir.fdiv(rescale, total))
-            self._store_lse(b, frame, lse, row, shift, log2(b, total))
+            row = b.index(b.add(first, b.mul(n, b.lanes)))
+            factor, row_lse = softmax.normalised(panel.stats(PanelMemory.TOTAL, n), sink)
+            self._store_lse(b, frame, lse, row, row_lse)
             column = b.at(panel.output(PanelMemory.TOTAL), panel.offset(0, n))
             unpack(b, column, panel.stride, rows, row, lambda vector, factor=factor: b.ir.fmul(vector, factor))
         return b.finish()
 
-    def _sink(self, b: Builder, frame: Frame, head: ir.Value) -> ir.Value:
-        """The head's sink logit in the unit of the scores; -inf, which adds nothing, where there are none."""
-        sink, sinks = b.slot(b.scalar(float("-inf"))), frame.address("sinks")
-        with b.when(b.ir.icmp_unsigned("!=", sinks, ir.Constant(POINTER, None))):
-            logit = b.load(b.real, sinks, b.mul(head, b.size))
-            sink.value = b.ir.fmul(logit, b.scalar(LOG2_E)) if self.log2_scores else logit
-        return b.splat(sink.value)
-
-    def _store_lse(
-        self, b: Builder, frame: Frame, lse: ir.Value, first: ir.Value, shift: ir.Value, log2_sum: ir.Value
-    ) -> None:
-        """Natural logarithm of the sum of exponentials, one per row; nowhere if nobody asked."""
-        ln_2 = b.splat(LN_2)
-        natural = b.ir.fmul(shift, ln_2) if self.log2_scores else shift
-        value = b.fma(log2_sum, ln_2, natural)
+    def _store_lse(self, b: Builder, frame: Frame, lse: ir.Value, first: ir.Value, value: ir.Value) -> None:
+        """One per row; nowhere if nobody asked."""
         with b.when(b.ir.icmp_unsigned("!=", frame.word("lse"), b.index(0))):
             rows = Rows(self.dtype, lse, frame.word("lse_row"), b.index(0), frame.word("q_len"), b.index(1))
             for x, pointer in enumerate(rows.lane_pointers(b, first, b.lanes)):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import Builder, Slot
-from rootdk.codegen.vector_math import exp2_nonpositive
+from rootdk.codegen.builder import POINTER, Builder, Slot
+from rootdk.codegen.vector_math import exp2_nonpositive, log2
 
 __all__ = ["HIDDEN_WEIGHT", "LN_2", "LOG2_E", "LaneStats", "Softmax", "is_hidden_weight"]
 
@@ -48,6 +48,42 @@ class Softmax:
     def shift(self, maximum: ir.Value) -> ir.Value:
         empty = self.b.ir.fcmp_ordered("==", maximum, self.b.splat(float("-inf")))
         return self.b.ir.select(empty, self.b.splat(0.0), maximum)
+
+    def merged(self, total: "LaneStats", chunk: "LaneStats") -> tuple[ir.Value, ir.Value]:
+        """Add a chunk's statistics to the total's; what the total's and the chunk's outputs are to be multiplied by.
+
+        Into a total that has seen nothing this is an exact copy, from a chunk that has seen nothing exactly no change.
+        """
+        b = self.b
+        maximum = b.maximum(total.maximum, chunk.maximum)
+        shift = self.shift(maximum)
+        old = self.exponential(b.ir.fsub(total.maximum, shift))
+        new = self.exponential(b.ir.fsub(chunk.maximum, shift))
+        total.store(maximum, b.fma(total.sum, old, b.ir.fmul(chunk.sum, new)))
+        return old, new
+
+    def normalised(self, total: "LaneStats", sink: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """What outputs are to be multiplied by, and the natural LSE; ``sink`` is one more logit, -inf for none.
+
+        A row that has seen nothing gets 0, and its sink, or -inf, as LSE.
+        """
+        b = self.b
+        shift = self.shift(b.maximum(total.maximum, sink))
+        rescale = self.exponential(b.ir.fsub(total.maximum, shift))
+        denominator = b.fma(total.sum, rescale, self.exponential(b.ir.fsub(sink, shift)))
+        empty = b.ir.fcmp_ordered("==", denominator, b.splat(0.0))
+        factor = b.ir.select(empty, b.splat(0.0), b.ir.fdiv(rescale, denominator))
+        natural = b.ir.fmul(shift, b.splat(LN_2)) if self.log2_scores else shift
+        return factor, b.fma(log2(b, denominator), b.splat(LN_2), natural)
+
+    def sink(self, sinks: ir.Value, head: ir.Value) -> ir.Value:
+        """The head's sink logit in the unit of the scores; -inf, which adds nothing, where ``sinks`` is null."""
+        b = self.b
+        sink = b.slot(b.scalar(float("-inf")))
+        with b.when(b.ir.icmp_unsigned("!=", sinks, ir.Constant(POINTER, None))):
+            logit = b.load(b.real, sinks, b.mul(head, b.size))
+            sink.value = b.ir.fmul(logit, b.scalar(LOG2_E)) if self.log2_scores else logit
+        return b.splat(sink.value)
 
     def block(
         self, scores: ir.Value, rows: ir.Value, vectors: int, stats: "Sequence[LaneStats]", *, hides: bool
