@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 import rootdk
 from rootdk.planning.cost import Cost, Peaks
@@ -52,6 +53,17 @@ def test_calling_it_runs_the_planned_call():
     plan = rootdk.plan(query, key, value, **options)
     for found, expected in zip(plan(query, key, value), rootdk.attention(query, key, value, **options), strict=True):
         assert np.array_equal(found, expected)
+
+
+def test_tensors_have_plans_too():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 4, 70, 16, dtype=torch.bfloat16)
+    options = {"mask": rootdk.causal(), "bias": torch.zeros(70, 70)}
+    plan = rootdk.plan(query, key, value, **options)
+    assert plan.packing[0] == "bfloat16 is computed in float32"
+    assert torch.equal(plan(query, key, value), rootdk.attention(query, key, value, **options))
+    with pytest.raises(RuntimeError, match="mask: expected booleans"):
+        rootdk.plan(query, key, value, mask=torch.zeros(70, 70))
 
 
 def test_it_refuses_other_shapes():
