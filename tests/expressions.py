@@ -153,7 +153,7 @@ def random_draft(rng: np.random.Generator, size: int, *, ops: Sequence[str] = tu
     arrays = [
         rng.integers(-3, 9, 7), rng.integers(0, 2, (5, 4)).astype(bool), rng.integers(0, 200, 6).astype(np.uint8),
         np.sort(rng.integers(0, 5, 40)), rng.choice(REALS[:12], 5).astype(np.float32), np.array(3),
-        rng.normal(size=(2, 9)),
+        rng.normal(size=(2, 9)), np.add.outer(np.arange(50), np.arange(60)) // 16,
     ]  # fmt: skip
     gatherers = [draft.array(array) for array in arrays]
     terms: dict[Kind, list[Term]] = {kind: [leaf for leaf in leaves if leaf.kind is kind] for kind in Kind}

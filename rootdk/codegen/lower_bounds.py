@@ -4,7 +4,7 @@ Straight scalar code, some instructions per operation, so no mask is materialise
 are ``mods.intervals``'s; this is their algebra of LLVM values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llvmlite import ir
@@ -215,3 +215,11 @@ class _Scalars(Algebra):
     def sqrt(self, a: _Scalar) -> _Scalar:
         kind = a.value.type
         return self._of(self._builder.intrinsic(f"llvm.sqrt.{self._builder.suffix(kind)}", kind, [a.value]))
+
+    def lowest(self, count: _Scalar, words: Callable[[_Scalar], tuple[_Scalar, ...]]) -> tuple[_Scalar, ...]:
+        b = self._builder
+        slots = [b.slot(word.value) for word in words(self._of(b.index(0)))]
+        with b.loop(1, count.value) as number:
+            for slot, word in zip(slots, words(self._of(number)), strict=True):
+                slot.value = b.lower_of(slot.value, word.value)
+        return tuple(self._of(slot.value) for slot in slots)

@@ -7,7 +7,7 @@ Example: for a graph of the mask ``kv <= q``, ``analyse(graph, (), (), 0, 127, 1
 ``(array([True]), array([False]))``: no pair of that tile is visible.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -193,3 +193,10 @@ class _Arrays(Algebra):
 
     def sqrt(self, a: Value) -> Value:
         return np.sqrt(a)
+
+    def lowest(self, count: Value, words: Callable[[Value], tuple[Value, ...]]) -> tuple[Value, ...]:
+        found = words(np.array([0]))
+        for number in range(1, int(np.max(count, initial=1))):
+            # where there are fewer, the last again
+            found = tuple(map(np.minimum, found, words(np.minimum(count - 1, number))))
+        return found

@@ -66,7 +66,7 @@ class Algebra(ABC):
         self.graph = graph
         self.indices = indices
         self.stretches = {
-            graph.nodes[stretch.node]: (position, stretch.dimension)
+            graph.nodes[stretch.node]: (position, stretch.dimensions)
             for position, stretch in enumerate(ranges.stretches(graph))
         }
         self.smallest_normal = 2.0**-1022 if accumulator is FLOAT64 else 2.0**-126
@@ -124,6 +124,10 @@ class Algebra(ABC):
 
     @abstractmethod
     def sqrt(self, a: Value) -> Value: ...
+
+    @abstractmethod
+    def lowest(self, count: Value, words: Callable[[Value], tuple[Value, ...]]) -> tuple[Value, ...]:
+        """The smallest of each of ``words(0)`` ... ``words(count - 1)``; count >= 1."""
 
     def lower(self, a: Value, b: Value) -> Value:
         return self.select(a < b, a, b)

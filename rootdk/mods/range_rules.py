@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from rootdk.dtypes import Kind
-from rootdk.mods import ranges
+from rootdk.mods import range_tables
 from rootdk.mods.expr import OPS, Node
 from rootdk.mods.float_ranges import FLOATS, any_float
 from rootdk.mods.integer_ranges import INTEGERS, unless
@@ -46,19 +46,20 @@ def _point(a: Algebra, kind: Kind, value: Value) -> Range:
 
 def _gather(a: Algebra, node: Node, *index: IntRange) -> Range:
     assert isinstance(node.attr, int)
-    whole_low, whole_high = ranges.whole(a.graph.arrays[node.attr].dtype)
+    whole_low, whole_high = range_tables.whole(a.graph.arrays[node.attr].dtype)
     stretch = a.stretches.get(node)
     if stretch is None:
         low, high, nan = a.literal(Kind.INT, whole_low), a.literal(Kind.INT, whole_high), a.literal(Kind.BOOL, True)
     else:
-        position, dimension = stretch
-        low, high, nan, known = ranges.look_up(a, a.table(position), dimension, index)
+        position, dimensions = stretch
+        low, high, nan, known = range_tables.look_up(a, a.table(position), dimensions, index)
         low, high, nan = a.select(known, low, whole_low), a.select(known, high, whole_high), ~known | nan
     if node.kind is Kind.INT:
         return IntRange(low, high)
     if node.kind is Kind.BOOL:
         return Truth(low == 0, high == 1)
-    return FloatRange(a.from_bits(ranges.from_ordered(low)), a.from_bits(ranges.from_ordered(high)), nan)
+    low, high = (a.from_bits(range_tables.from_ordered(end)) for end in (low, high))
+    return FloatRange(low, high, nan)
 
 
 def _nan(a: Algebra, x: Range, y: Range) -> Value:

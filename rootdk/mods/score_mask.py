@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from rootdk.mods.expr import Graph, GraphBuilder
-from rootdk.mods.ranges import varying
+from rootdk.mods.ranges import MOST_VARYING, varying, varying_dimensions
 
 __all__ = ["with_score_mask"]
 
@@ -15,7 +15,7 @@ __all__ = ["with_score_mask"]
 def with_score_mask(graph: Graph) -> Graph:
     """``graph`` with the pairs that its score function hides hidden by its mask too, as far as tiles can tell.
 
-    Nodes keep their numbers, new ones follow. Conditions on the score itself, or on an array indexed by both q and kv,
+    Nodes keep their numbers, new ones follow. Conditions on the score itself, or on gathers that have no range table,
     say nothing of a whole tile: in the mask they would cost and never gain.
     """
     if graph.score is None:
@@ -90,9 +90,9 @@ class _Search:
 
 
 def _decidable(graph: Graph) -> list[bool]:
-    """Which nodes interval analysis may decide: free of the score, and of gathers by more than one varying index."""
+    """Which nodes interval analysis may decide: free of the score, and of gathers without a range table."""
     varies, found = varying(graph), list[bool]()
     for node in graph.nodes:
-        dense = node.op == "gather" and sum(varies[arg] for arg in node.args) > 1
-        found.append(node.op != "score" and not dense and all(found[arg] for arg in node.args))
+        unknown = node.op == "gather" and len(varying_dimensions(node, varies)) > MOST_VARYING
+        found.append(node.op != "score" and not unknown and all(found[arg] for arg in node.args))
     return found

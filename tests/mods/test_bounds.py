@@ -137,6 +137,20 @@ def block_diffusion(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
     return diagonal | offset | ((block_kv <= block_q) & clean_kv & clean_q)
 
 
+def block_table(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
+    status = d.array(np.random.default_rng(0).choice(3, (2, 8, 8), p=[0.5, 0.2, 0.3]).astype(np.uint8))
+    found = status[h, q // 64, kv // 64]
+    return found.same(2) | (found.same(1) & (kv <= q))
+
+
+def block_pairs(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
+    return d.array(np.random.default_rng(0).random((8, 8)) < 0.5)[kv // 64, q // 64]
+
+
+def dense(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
+    return d.array(np.tri(Q_LEN, KV_LEN, dtype=bool))[q, kv]
+
+
 def per_head(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
     return where(h < 1, kv <= q, abs(q - kv) < 50)
 
@@ -144,7 +158,7 @@ def per_head(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
 MASKS: list[tuple[MaskFunction, float]] = [
     (causal, 1.0), (window, 1.0), (absolute_window, 1.0), (prefix, 1.0), (padding_lengths, 1.0), (documents, 1.0),
     (batch_documents, 0.98), (padding, 1.0), (sinks, 1.0), (chunked, 1.0), (shared_prefix, 1.0), (natten, 1.0),
-    (block_diffusion, 0.96), (per_head, 1.0),
+    (block_diffusion, 0.96), (per_head, 1.0), (block_table, 1.0), (block_pairs, 1.0), (dense, 0.9),
 ]  # fmt: skip
 """Each mask, and the share of its empty and full tiles that must be proven so."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rootdk import dtypes
 from rootdk.dtypes import Kind
-from rootdk.mods import bounds, ranges
+from rootdk.mods import bounds, range_tables, ranges
 from rootdk.mods.bounds import FloatRange, IntRange, Truth
 
 DTYPES = [
@@ -53,6 +53,45 @@ def test_any_stretch(length: int, seed: int, dtype: Any, fine: bool) -> None:
             assert inside.max() <= found.high[at] == covered.max()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 300), st.integers(1, 500)), seed=st.integers(0, 2**32),
+    dtype=st.sampled_from([np.bool_, np.int32, np.float32]), grain=st.sampled_from([(0, 0), (0, 4), (4, 0), (4, 4)]),
+    turned=st.booleans(),
+)  # fmt: skip
+def test_any_rectangle(shape: tuple[int, int], seed: int, dtype: Any, grain: tuple[int, int], turned: bool) -> None:
+    rng = np.random.default_rng(seed)
+    array = (rng.random((2, *shape)) * 2000).astype(np.int32).astype(dtype)
+    if dtype is np.bool_:
+        array = rng.random((2, *shape)) < rng.choice([0.001, 0.999])
+    draft = Draft()
+    b, _h, q, kv = draft.indices()
+    row, column = (
+        index if log2 else draft.node("maximum", index, draft.constant(0))
+        for index, log2 in zip((q, kv), grain, strict=True)
+    )
+    # indexed in the other order, and laid out in memory so
+    term = draft.array(array.transpose(0, 2, 1))[b, column, row] if turned else draft.array(array)[b, row, column]
+    mask = term if dtype is np.bool_ else draft.node("less", term, draft.term(dtype(1).item()))
+    graph = draft.graph(mask=mask)
+    (table,) = ranges.build_all(graph, draft.arrays)
+    (q0, q1), (k0, k1) = (np.sort(rng.integers(0, size, (2, 20)), axis=0) for size in shape)
+    q1 = np.where(rng.random(20) < 0.7, np.minimum(q1, q0 + 40), q1)
+    batch = rng.integers(0, 2, 20)
+    found = bounds.node_ranges(graph, draft.constants, (table,), bounds.tile(q0, q1, k0, k1, batch))[term.number]
+    row_granule, column_granule = (min(1 << int(log2), 4096) for log2 in table[:2])
+    for at in range(20):
+        rows = slice(q0[at] // row_granule * row_granule, (q1[at] // row_granule + 1) * row_granule)
+        columns = slice(k0[at] // column_granule * column_granule, (k1[at] // column_granule + 1) * column_granule)
+        covered = array[batch[at], rows, columns]
+        if q1[at] // row_granule - q0[at] // row_granule >= range_tables.MOST_ROWS:
+            covered = array
+        if isinstance(found, Truth):
+            assert (found.can_be_true[at], found.can_be_false[at]) == (covered.any(), not covered.all())
+        else:
+            assert (found.low[at], found.high[at]) == (covered.min(), covered.max())
+
+
 def gather(array: np.ndarray) -> tuple[Draft, Gatherer, Term, Term]:
     draft = Draft()
     b, _h, q, _kv = draft.indices()
@@ -72,7 +111,7 @@ def test_strides(view: np.ndarray) -> None:
 
 def test_rows_that_broadcasting_repeats_are_stored_once() -> None:
     row = np.arange(1000)
-    table = ranges.build(np.broadcast_to(row, (64, 1000)), 1, False)
+    table = range_tables.build(np.broadcast_to(row, (64, 1000)), (1,), (range_tables.POSITIONS,))
     assert table.size < 3 * row.size
     draft, array, b, q = gather(np.broadcast_to(row, (64, 1000)))
     found = found_range(draft, array[b, q], [0, 160], [31, 175], [0, 63])
@@ -136,19 +175,37 @@ def test_empty_arrays(array: np.ndarray) -> None:
 
 
 def test_large_arrays_get_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "MAX_WORDS", 100)
+    monkeypatch.setattr(range_tables, "MAX_ELEMENTS", 100)
     found = found_range(*_again(np.arange(200, dtype=np.uint8)), [0], [1])
     assert (found.low, found.high) == (0, 255)
 
 
-def test_two_indices_that_vary_get_no_table() -> None:
+def test_large_tables_are_coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_tables, "MAX_WORDS", 300)
+    for array, dimensions in ((np.arange(3000), (0,)), (np.arange(4000).reshape(40, 100), (0, 1))):
+        table = range_tables.build(array, dimensions, (range_tables.ELEMENTS,) * len(dimensions))
+        assert 100 < table.size < 320
+
+
+def test_three_indices_that_vary_get_no_table() -> None:
     draft = Draft()
     b, h, q, kv = draft.indices()
-    dense = draft.array(np.zeros((4, 4), bool))
-    graph = draft.graph(mask=dense[q, kv] & dense[b, kv] & dense[q, h])
-    assert [stretch.dimension for stretch in ranges.stretches(graph)] == [1, 0]
+    cube = draft.array(np.zeros((4, 4, 4), bool))
+    graph = draft.graph(mask=cube[q, kv, b] & cube[kv, b, q] & cube[b, kv, h] & cube[q, b, h] & cube[q, kv, kv])
+    assert [stretch.dimensions for stretch in ranges.stretches(graph)] == [(0, 1), (2, 0), (1,), (0,)]
     score_only = replace(graph, mask=None)
     assert ranges.stretches(score_only) == ()
+
+
+def test_arrays_that_only_index_have_one_granule() -> None:
+    draft = Draft()
+    _b, _h, q, kv = draft.indices()
+    relative = draft.array(np.arange(300 * 300).reshape(300, 300))
+    graph = draft.graph(score=draft.array(np.zeros(90000))[relative[q, kv]])
+    (table,) = ranges.build_all(graph, draft.arrays)
+    assert table.size < 20
+    found = bounds.node_ranges(graph, (), (table,), bounds.whole_problem(1, 1, 300, 300))
+    assert len(bounds.in_range_gathers(graph, found, [array.shape for array in draft.arrays])) == 2
 
 
 def test_gathers_that_read_alike_share_a_table() -> None:

@@ -14,7 +14,7 @@ from rootdk.mods.score_mask import with_score_mask
 INF = float("inf")
 SHAPE = (2, 2, 8, 8)
 IDS = np.array([0, 0, 0, 1, 1, 2, 2, 2])
-DENSE = np.random.default_rng(0).random((8, 8)) < 0.5
+CUBE = np.random.default_rng(0).random((8, 8, 15)) < 0.5
 
 HIDING: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "causal": (
@@ -70,7 +70,7 @@ def test_what_scores_hide_the_mask_hides(name: str) -> None:
 @pytest.mark.parametrize("score_mod", [
     lambda score, b, h, q, kv: score * 2,
     lambda score, b, h, q, kv: lang.where(score > 0, score, -INF),
-    lambda score, b, h, q, kv: lang.where(DENSE[q, kv], score, -INF),
+    lambda score, b, h, q, kv: lang.where(CUBE[q, kv, q - kv], score, -INF),
     lambda score, b, h, q, kv: lang.where(q >= kv, score, INF),
     lambda score, b, h, q, kv: lang.where((q < kv) & (score > 3), -INF, score),
     lambda score, b, h, q, kv: lang.where(q >= kv, score, -INF) + 1,
