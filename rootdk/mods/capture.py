@@ -84,7 +84,7 @@ class Capture:
             return _JaxModule(value) if isinstance(value, ModuleType) else _jax_function(value)
         if isinstance(value, ModuleType):
             return value if is_library(value.__name__) else Proxy(self, value, name)
-        return Proxy(self, value, name) if _holds_users_values(type(value)) else value
+        return Proxy(self, value, name) if _holds_users_values(value) else value
 
     def _sequence(self, value: Any, name: str) -> Any:
         if _PLAIN.issuperset(map(type, value)):  # a long list of numbers costs little
@@ -236,13 +236,16 @@ def _is_jax(value: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in ("jax", "jaxlib")
 
 
-def _holds_users_values(kind: type) -> bool:
-    """Whether objects of ``kind`` may have arrays of the user's as attributes."""
+def _holds_users_values(value: Any) -> bool:
+    """Whether arrays of the user's may be among the attributes of an object."""
+    kind = type(value)
     if kind.__flags__ & _HEAP_TYPE and not is_library(kind.__module__):
         return True
-    # types.SimpleNamespace and argparse.Namespace; torch's own modules, such as Embedding
-    return kind.__name__.endswith("Namespace") or any(
-        base.__module__ == "torch.nn.modules.module" for base in kind.__mro__
+    # a library's own objects: Namespace of types and argparse, torch's modules, paged caches that hold tensors
+    return (
+        kind.__name__.endswith("Namespace")
+        or any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__)
+        or any(is_array(item) for item in getattr(value, "__dict__", {}).values())
     )
 
 

@@ -1,6 +1,7 @@
 """Errors that point at the user's line: where a mod stands in its source, and what to write instead."""
 
 import dis
+import functools
 import linecache
 import re
 import sys
@@ -18,6 +19,7 @@ class MissingAttributeError(ModError, AttributeError):
     """A method that mods do not have; an AttributeError too, so that ``hasattr`` answers False."""
 
 
+@functools.lru_cache(maxsize=1024)
 def is_library(module: str | None) -> bool:
     """Whether ``module`` is code that holds no user's function or array: Python's own, an array library, or rootdk."""
     root = (module or "").partition(".")[0]

@@ -11,8 +11,6 @@ from rootdk.mods.promotion import kind_of
 from rootdk.mods.refusals import refuse
 from rootdk.mods.symbols import Sym, Symbolic
 
-__all__: list[str] = []
-
 Axes = int | Sequence[int] | None
 
 
@@ -204,6 +202,6 @@ def stacked(tensors: Any, dim: int = 0, *, axis: int | None = None) -> Any:
     return row
 
 
-def one_kind(input: Any) -> bool:
+def is_float(input: Any) -> bool:
     """Whether the value is a float, as torch's is_floating_point tells."""
     return kind_of(input) is Kind.FLOAT

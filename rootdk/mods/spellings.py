@@ -157,7 +157,7 @@ _TABLES: tuple[tuple[Any, str], ...] = (
         item_at: __getitem__
         embedding:
         stacked: stack
-        one_kind: is_floating_point
+        is_float: is_floating_point
         """,
     ),
 )

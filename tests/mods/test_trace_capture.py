@@ -221,6 +221,15 @@ def test_the_graph_does_not_depend_on_values() -> None:
     assert one != graph(2, 1.5, np.arange(5, dtype=np.int32))
 
 
+def test_the_graph_does_not_depend_on_which_indices_are_equal() -> None:
+    rows = np.ones((5, 4))
+
+    def graph(one: int, other: int) -> Any:
+        return trace_score(lambda s, b, h, q, k: s + rows[q][one] * rows[k, other] + (rows[q] * 2)[other], SHAPE).graph
+
+    assert graph(0, 1) == graph(2, 2) == graph(-1, 3) != trace_score(lambda s, b, h, q, k: s + rows[q].sum()).graph
+
+
 def test_small_powers_shape_the_graph() -> None:
     def graph(exponent: float) -> Any:
         return trace_score(lambda s, b, h, q, k: s**exponent).graph

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention.experimental._paged_attention import PagedAttention
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv, create_mask, or_masks
 from tracing import dense_mask, dense_score, trace_score
 
@@ -48,7 +49,11 @@ SCORES: dict[str, Callable[..., Any]] = {
     "true division": lambda s, b, h, q, k: s + q / (k + 1),
     "floor division": lambda s, b, h, q, k: s + (q - 5) // 3 + (q - 5) % 3 + (k - 3).remainder(2),
     "divided by mode": lambda s, b, h, q, k: (
-        torch.div(q - 5, 3, rounding_mode="trunc") + torch.div(s, 2, rounding_mode="floor") + torch.fmod(q - 5, 3)
+        torch.div(q - 5, 3, rounding_mode="trunc")
+        + torch.div(s, 2, rounding_mode="floor")
+        + torch.fmod(q - 5, 3)
+        + torch.div(5 - q, -3, rounding_mode="trunc")
+        + torch.fmod(5 - q, -3)
     ),
     "float floor division": lambda s, b, h, q, k: s // 0.7 + s % 0.7 + torch.fmod(s, 0.7),
     "bits": lambda s, b, h, q, k: s + ((q << 2) ^ (k | 4)) + (q >> 1) + (~k & 3),
@@ -287,6 +292,16 @@ def test_mask_function(name: str) -> None:
 def test_compiled_functions_are_unwrapped() -> None:
     compiled = torch.compile(lambda b, h, q, k: q >= k)
     np.testing.assert_array_equal(dense_mask(compiled, (1, 1, 3, 3))[0, 0], np.tri(3, dtype=bool))
+
+
+def test_paged_caches() -> None:
+    cache = PagedAttention(n_pages=8, page_size=2, max_batch_size=2, device="cpu")
+    cache.reserve(torch.tensor([1]), torch.tensor([5]))
+    cache.reserve(torch.tensor([0]), torch.tensor([7]))
+    shape, lengths = (2, 1, 4, 16), torch.tensor([7, 5])
+    mask = cache.get_mask_mod(lambda b, h, q, k: q >= k, lengths)
+    np.testing.assert_array_equal(dense_mask(mask, shape), create_mask(mask, *shape, device="cpu").numpy())
+    check(cache.get_score_mod(lambda s, b, h, q, k: s + (q - k), lengths), numbers(*shape))
 
 
 class Biased(torch.nn.Module):
