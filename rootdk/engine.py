@@ -6,6 +6,7 @@ the values that the mods captured; ``run`` does the rest, and costs a few micros
 
 import struct
 from collections.abc import Mapping
+from ctypes import memset
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -20,7 +21,7 @@ from rootdk.mods.tile_gathers import tile_gathers
 from rootdk.planning.frame import FRAME
 from rootdk.planning.packing import packing_reasons
 from rootdk.planning.partition import Partition, panel_bytes, partition, worth_threads
-from rootdk.planning.schedule import ForwardSpec, schedule_for
+from rootdk.planning.schedule import DecodeSpec, ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
 from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels
@@ -33,7 +34,7 @@ _FAULT = struct.Struct("5q")
 """What the kernel tells of an index out of bounds: 1, node, dimension, index, length. It follows the frame."""
 _FAULT_OFFSET = 8 * len(FRAME)
 _FRAME_BYTES = _FAULT_OFFSET + _FAULT.size
-_CALL_WORDS = FRAME["tables"] + 1
+_CALL_WORDS = FRAME["turns"] + 1
 _CALL = struct.Struct(f"{_CALL_WORDS}q{_FRAME_BYTES - 8 * _CALL_WORDS}s")
 """The words that change between calls of one shape, then the others."""
 
@@ -43,18 +44,27 @@ class Prepared:
     """One shape of call, ready to run on arrays that have it."""
 
     problem: Problem
-    spec: ForwardSpec
+    spec: ForwardSpec | DecodeSpec
     target: Target
     partition: Partition
     threads: int
     tasks: int
     scratch_bytes: int
     """Of all threads."""
+    shared: "_Shared"
     kernel: Address
     frame: bytes = field(repr=False)
     """What follows the words of a call: the frame's other words, and a clean fault record."""
     keep: tuple[np.ndarray, ...] = field(repr=False)
     """Tables that the frame points to."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Memory that the chunks of a head meet in, where a head is more than one task."""
+
+    sums_bytes: int
+    turns: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +95,59 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
     """
     problem, operands, target = bound.problem, bound.operands, host()
     narrow, proven = proofs(problem, operands, tables)
-    spec = ForwardSpec(problem.dtype, problem.graph, proven, schedule_for(target, narrow=narrow))
+    schedule = schedule_for(target, narrow=narrow)
+    if few_queries(problem, target):
+        spec = DecodeSpec(problem.dtype, problem.graph, proven, schedule)
+        return _prepare_decode(bound, output, lse, spec, target)
+    return _prepare_forward(bound, output, lse, ForwardSpec(problem.dtype, problem.graph, proven, schedule), target)
+
+
+def few_queries(problem: Problem, target: Target) -> bool:
+    """Whether so few lanes would hold queries that lanes of keys do better: less than a quarter of a vector."""
+    lanes = target.lanes(problem.dtype.accumulator.size)
+    return problem.kv_len > 0 and problem.q_len <= max(1, lanes // 4) and problem.groups * problem.q_len <= 32
+
+
+def _prepare_decode(
+    bound: Bound, output: np.ndarray, lse: np.ndarray | None, spec: DecodeSpec, target: Target
+) -> Prepared:
+    problem, schedule = bound.problem, spec.schedule
+    size = problem.dtype.accumulator.size
+    lanes = target.lanes(size)
+    chunks = -(-problem.kv_len // schedule.chunk)
+    heads = problem.batch * problem.kv_heads
+    frame, keep = frame_words(bound, {"output": bound.canonical(output), "lse": bound.row_view(lse)})
+    rows = problem.groups * problem.q_len
+    padded, width, depth = (-(-n // step) * step for n, step in ((rows, 4), (problem.d_v, lanes), (problem.d_k, lanes)))
+    state = (width + 2 * lanes) * size
+    # scores, a panel of keys, a block of values, queries, row states, rescale factors: as codegen.decode lays them out
+    scratch = padded * ((schedule.block + 2 * lanes) * size + depth * size + state + lanes * size)
+    scratch += 2 * problem.d_k * lanes * size + schedule.block * width * size
+    workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, heads * chunks))
+    values = bound.operands.value
+    direct = problem.dtype is problem.dtype.accumulator and values.strides[-1] == values.dtype.itemsize
+    words = {
+        "tasks": heads * chunks, "kv_heads": problem.kv_heads, "scratch_bytes": -(-scratch // 64) * 64,
+        "pack_value": not direct or bool(problem.d_v % lanes),
+    }  # fmt: skip
+    for name, value in words.items():
+        frame[FRAME[name]] = value
+    shared = _Shared(heads * rows * state, heads)
+    return Prepared(
+        problem, spec, target, Partition(0, 0, 0, 1), workers, heads * chunks, words["scratch_bytes"] * workers, shared,
+        _kernel(spec, target), _frame_tail(frame), keep,
+    )  # fmt: skip
+
+
+def _frame_tail(frame: np.ndarray) -> bytes:
+    """The words that do not change between calls, and a clean fault record."""
+    return frame[_CALL_WORDS:].tobytes() + bytes(_FAULT.size)
+
+
+def _prepare_forward(
+    bound: Bound, output: np.ndarray, lse: np.ndarray | None, spec: ForwardSpec, target: Target
+) -> Prepared:
+    problem, operands = bound.problem, bound.operands
     accumulator = problem.dtype.accumulator
     lanes = target.lanes(accumulator.size)
     panel = panel_bytes(problem.d_k, problem.d_v, spec.schedule, lanes, accumulator.size)
@@ -106,8 +168,10 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
     for name, value in words.items():
         frame[FRAME[name]] = value
     workers = max(1, min(workers, tasks))
-    tail = frame[_CALL_WORDS:].tobytes() + bytes(_FAULT.size)
-    return Prepared(problem, spec, target, cut, workers, tasks, scratch * workers, _kernel(spec, target), tail, keep)
+    return Prepared(
+        problem, spec, target, cut, workers, tasks, scratch * workers, _Shared(0, 0), _kernel(spec, target),
+        _frame_tail(frame), keep,
+    )  # fmt: skip
 
 
 def capture(graph: Graph, operands: Operands, tables: tuple[np.ndarray, ...]) -> Captured:
@@ -131,14 +195,19 @@ def run(
     if not prepared.tasks:
         return
     query, key, value = inputs
-    workspace = borrow(_FRAME_BYTES, prepared.scratch_bytes)
+    shared = prepared.shared
+    workspace = borrow(_FRAME_BYTES, prepared.scratch_bytes + shared.sums_bytes + 8 * shared.turns)
+    sums = workspace.scratch_address + prepared.scratch_bytes
+    turns = sums + shared.sums_bytes
     try:
+        if shared.turns:
+            memset(turns, 0, 8 * shared.turns)
         _CALL.pack_into(
             workspace.frame, 0,
             0, 0, workspace.scratch_address, workspace.frame_address + _FAULT_OFFSET,
             address(query), address(key), address(value), address(output),
             0 if lse is None else address(lse), 0 if sinks is None else address(sinks),
-            *captured.words, prepared.frame,
+            *captured.words, sums, turns, prepared.frame,
         )  # fmt: skip
         threads.run(prepared.kernel, workspace.frame_address, prepared.threads)
         fault = _FAULT.unpack_from(workspace.frame, _FAULT_OFFSET)
@@ -148,9 +217,13 @@ def run(
         raise_fault(captured.sites, fault)
 
 
-def _kernel(spec: ForwardSpec, target: Target) -> Address:
+def _kernel(spec: ForwardSpec | DecodeSpec, target: Target) -> Address:
     def build() -> str:
         # llvmlite's builder is needed only here: a kernel that is on disk runs without it
+        if isinstance(spec, DecodeSpec):
+            from rootdk.codegen.decode import decode_module
+
+            return str(decode_module(spec, target))
         from rootdk.codegen.forward import forward_module
 
         return str(forward_module(spec, target))

@@ -5,6 +5,7 @@ the forward's.
 captured values that the forward ran with (``engine.capture``) serve both.
 """
 
+import math
 import struct
 from dataclasses import dataclass, field
 
@@ -139,12 +140,10 @@ def run(
 ) -> dict[int, np.ndarray]:  # fmt: skip
     """Fill ``grads`` from ``inputs`` = (query, key, value) and ``rows``, all with the shapes that were prepared.
 
-    Returns the gradients of the captured arrays that were wanted, by slot: accumulators, of the array's shape.
+    Returns the gradients of the captured arrays that were wanted, by slot: float64, of the array's shape.
     """
-    accumulator = np.dtype(prepared.problem.dtype.accumulator.name)
     lots = [
-        {slot: np.zeros(shape, accumulator) for slot, shape in prepared.captured.items()}
-        for _ in range(max(1, prepared.tasks))
+        {slot: np.zeros(shape) for slot, shape in prepared.captured.items()} for _ in range(max(1, prepared.tasks))
     ]
     if prepared.tasks:
         _run_kernel(prepared, inputs, _views_by_address(rows, grads), captured, lots)
@@ -171,7 +170,7 @@ def _run_kernel(
             "scratch": workspace.scratch_address, "fault": workspace.frame_address + _FAULT_OFFSET,
             **dict(zip(("query", "key", "value"), map(address, inputs), strict=True)), **results,
             **dict(zip(("constants", "arrays", "tables"), captured.words, strict=True)),
-            "query_sums": address(sums), "turns": address(turns), "grad_arrays": address(lot_table),
+            "head_sums": address(sums), "turns": address(turns), "grad_arrays": address(lot_table),
         }  # fmt: skip
         _CALL.pack_into(workspace.frame, 0, *(words.get(name, 0) for name in CALL_WORDS), prepared.frame)
         threads.run(prepared.kernel, workspace.frame_address, prepared.threads)
@@ -237,7 +236,7 @@ def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]]) -> int:
     heads = problem.batch * problem.kv_heads
     chunks = _chunks(problem)
     if captured:
-        size = sum(problem.dtype.accumulator.size * int(np.prod(shape)) for shape in captured.values())
+        size = 8 * sum(math.prod(shape) for shape in captured.values())
         return max(1, min(heads * chunks, _LOTS, _LOT_BYTES // max(1, size)))
     return heads * chunks if heads < 2 * threads.get_num_threads() else heads
 

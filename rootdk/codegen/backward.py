@@ -8,8 +8,8 @@
         write dK and dV
       when it is the item's turn: add the chunk's dQ to the head's; after the last chunk, write dQ
 
-Nothing is atomic: dQ is summed over the keys of a group, groups of a chunk, and chunks, each in order, and the turns
-keep that order between threads. Tasks are taken in order, so the item that another waits for is always running.
+Nothing is atomic: dQ is summed over the keys of a group, groups of a chunk, and chunks, each in order; turns keep that
+order between threads.
 """
 
 from collections.abc import Iterator
@@ -26,6 +26,7 @@ from rootdk.codegen.panels import Rows, copy_row, pack, unpack
 from rootdk.codegen.query_gradients import QueryGradients
 from rootdk.codegen.row_blocks import RowBlocks
 from rootdk.codegen.tile_scores import Mods
+from rootdk.codegen.turns import finish_turn, wait_for_turn
 from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
@@ -242,21 +243,15 @@ class _Item:
     def _add_in_turn(self) -> None:
         """The chunk's dQ into the head's, chunk after chunk; the last one writes the result."""
         b, frame = self.b, self.frame
-        turn = b.at(frame.address("turns"), b.mul(self.turn, 8))
-        wait, go = (b.function.append_basic_block(name) for name in ("wait", "go"))
-        b.ir.branch(wait)
-        b.ir.position_at_end(wait)
-        now = b.ir.load_atomic(turn, "acquire", 8, typ=I64)
-        b.ir.cbranch(b.ir.icmp_signed("==", now, self.chunk), go, wait)
-        b.ir.position_at_end(go)
+        wait_for_turn(b, frame, self.turn, self.chunk)
         size = b.mul(self.groups, self.head_sums_bytes)
-        sums = b.at(frame.address("query_sums"), b.mul(self.turn, size))
+        sums = b.at(frame.address("head_sums"), b.mul(self.turn, size))
         with b.loop(0, size, b.lanes * b.size) as offset:
             total = b.ir.fadd(b.load(b.vector, sums, offset, b.size), b.load(b.vector, self.chunk_sums, offset, b.size))
             b.store(total, sums, offset, b.size)
         with b.when(b.ir.icmp_signed("==", self.chunk, self.last_chunk)), b.loop(0, self.groups) as which:
             self._write_query_gradients(which, b.at(sums, b.mul(which, self.head_sums_bytes)))
-        b.ir.atomic_rmw("xchg", turn, b.ir.add(self.chunk, b.index(1)), "release")
+        finish_turn(b, frame, self.turn, self.chunk)
 
     def _write_query_gradients(self, which: ir.Value, sums: ir.Value) -> None:
         b, frame = self.b, self.frame

@@ -16,11 +16,12 @@ CALL_WORDS = (
     *_OPERANDS, "sinks",
     # the mods' values: 8-byte constants; (address, shape, strides) per array; addresses of range tables
     "constants", "arrays", "tables",
-    # backward only: addresses; grad_lse 0 where there is none
-    *_GRADIENTS,
-    # sums of query gradients over chunks of keys, [batch * heads, padded q_len, padded d_k]; per key head the chunk whose
-    # turn it is to be added; for each task, (address, shape, strides) of the gradient of each captured array
-    "query_sums", "turns", "grad_arrays",
+    # where chunks of keys meet, per key head: sums of query gradients, or of outputs and their statistics; the chunk
+    # whose turn it is to be added
+    "head_sums", "turns",
+    # backward only: addresses, grad_lse 0 where there is none; for each task, (address, shape, strides) of the gradient
+    # of each captured array
+    *_GRADIENTS, "grad_arrays",
 )  # fmt: skip
 """Words that differ between calls of one shape, in the order of the frame's start."""
 

@@ -7,7 +7,9 @@ from rootdk.dtypes import DType
 from rootdk.machine import Target
 from rootdk.mods.expr import Graph
 
-__all__ = ["KEY_CHUNK", "BackwardSpec", "Derivative", "ForwardSpec", "Schedule", "TileShape", "schedule_for"]
+__all__ = [
+    "KEY_CHUNK", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec", "Schedule", "TileShape", "schedule_for",
+]  # fmt: skip
 
 
 KEY_CHUNK = 960
@@ -63,6 +65,18 @@ class ForwardSpec:
     schedule: Schedule
 
     ENTRY: ClassVar = "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpec:
+    """All that shapes the code of a decode kernel: the forward of few queries, key by key the same arithmetic."""
+
+    dtype: DType
+    graph: Graph
+    proven: frozenset[int]
+    schedule: Schedule
+
+    ENTRY: ClassVar = "decode"
 
 
 @dataclass(frozen=True, slots=True)
