@@ -158,7 +158,7 @@ def per_head(d: Draft, b: Term, h: Term, q: Term, kv: Term) -> Term:
 MASKS: list[tuple[MaskFunction, float]] = [
     (causal, 1.0), (window, 1.0), (absolute_window, 1.0), (prefix, 1.0), (padding_lengths, 1.0), (documents, 1.0),
     (batch_documents, 0.98), (padding, 1.0), (sinks, 1.0), (chunked, 1.0), (shared_prefix, 1.0), (natten, 1.0),
-    (block_diffusion, 0.96), (per_head, 1.0), (block_table, 1.0), (block_pairs, 1.0), (dense, 0.9),
+    (block_diffusion, 0.96), (per_head, 1.0), (block_table, 0.97), (block_pairs, 1.0), (dense, 0.9),
 ]  # fmt: skip
 """Each mask, and the share of its empty and full tiles that must be proven so."""
 

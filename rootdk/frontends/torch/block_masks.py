@@ -37,7 +37,8 @@ class _Blocks(Mask):
         batch, heads = self.table.shape[:2]
         status = table[b if batch > 1 else 0, h if heads > 1 else 0, q // self.block[0], kv // self.block[1]]
         rule = tracer.call(self.mask_mod, b, h, q, kv, what="mask")
-        visible: Sym = (status == _FULL) | ((status == _PARTIAL) & rule)
+        # not status == _PARTIAL: a tile over blocks of both kinds is seen to be full where the rule shows it all
+        visible: Sym = (status == _FULL) | ((status >= _PARTIAL) & rule)
         return visible
 
     def __repr__(self) -> str:
