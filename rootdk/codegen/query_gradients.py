@@ -28,6 +28,7 @@ class QueryGradients:
         gradients, keys, key_stride, sums, sum_stride, rows, count, vectors = b.function.args
         # tiles of columns as equal as can be: four vectors are 2 + 2, not 3 + 1
         tiles = b.ir.sdiv(b.ir.add(vectors, b.index(self.schedule.vectors - 1)), b.index(self.schedule.vectors))
+        tiles = b.index(b.higher_of(tiles, 1))  # of no column where d_k is 0
         narrow, wide = b.ir.sdiv(vectors, tiles), b.ir.srem(vectors, tiles)
         with b.loop(0, tiles) as tile:
             first = b.add(b.mul(tile, narrow), b.lower_of(tile, wide))

@@ -9,6 +9,8 @@ from rootdk.mods.expr import ArraySpec
 
 __all__ = ["horizontal_sum", "scatter_add"]
 
+_SUM = ir.DoubleType()
+
 
 def horizontal_sum(b: Builder, vector: ir.Value) -> ir.Value:
     """The sum of all lanes, halves first."""
@@ -26,8 +28,9 @@ def scatter_add(
 ) -> None:
     """``target[indices] += addend`` for the ``wanted`` lanes, one after the other; elsewhere ``addend`` is 0.
 
-    ``table`` points at the target's words: address, shape, strides in bytes; its elements are accumulators. Lanes whose
-    index is out of range add nothing. Where no index varies by lane, the lanes are summed first.
+    ``table`` points at the target's words: address, shape, strides in bytes. Its elements are float64 whatever the
+    addend's type: one of them may take an addend for every pair of the problem. Lanes whose index is out of range add
+    nothing. Where no index varies by lane, the lanes are summed first.
     """
     words = [b.load(I64, table, 8 * number, 8) for number in range(1 + 2 * array.rank)]
     base, lengths, strides = words[0], words[1 : 1 + array.rank], words[1 + array.rank :]
@@ -46,4 +49,5 @@ def scatter_add(
         with b.when(here):
             target = b.ir.inttoptr(address, POINTER)
             value = b.ir.extract_element(addend, place) if varies else horizontal_sum(b, addend)
-            b.store(b.ir.fadd(b.load(b.real, target), value), target)
+            value = value if value.type == _SUM else b.ir.fpext(value, _SUM)
+            b.store(b.ir.fadd(b.load(_SUM, target), value), target)
