@@ -158,6 +158,11 @@ class Builder:
     def store_lanes(self, value: ir.Value, pointer: ir.Value, offset: Scalar = 0) -> None:
         self.store(value, pointer, offset, self.size * self.lanes)
 
+    def prefetch(self, pointer: ir.Value, offset: Scalar = 0) -> None:
+        """Ask for a cache line; one outside every array is no fault, and nothing is read."""
+        hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # to read, keep close, data
+        self.intrinsic("llvm.prefetch.p0", ir.VoidType(), [self.at(pointer, offset), *hints])
+
     # Vector arithmetic -------------------------------------------------------------------------------------------
 
     def intrinsic(self, name: str, result: ir.Type, arguments: Sequence[ir.Value]) -> ir.Value:

@@ -32,7 +32,8 @@ __all__ = ["decode_module"]
 
 _KEY_VECTORS = 2
 """Vectors of keys transposed at a time."""
-_VALUE_VECTORS = 2
+_VALUE_VECTORS = 4
+_VALUES_AHEAD = 16
 _HEIGHTS = (1, 4)
 """Rows of the micro-kernel: a lone row, or four, the last of which may be padding."""
 
@@ -191,7 +192,7 @@ class _Task:
             for n in range(_KEY_VECTORS):
                 column = b.at(self.panel, n * b.lanes * b.size)
                 first = b.index(b.add(b.ir.add(block, j), n * b.lanes))
-                pack(b, keys, first, column, width * b.size, lambda value: value)
+                pack(b, keys, first, column, width * b.size, lambda value: value, prefetch=width)
             place = b.at(self.scratch, b.mul(j, b.size))
 
             def product(height: int, place: ir.Value = place) -> None:
@@ -298,6 +299,9 @@ class _Task:
 
         def lanes(j: Scalar) -> list[ir.Value]:
             key = b.at(start, b.mul(j, stride))
+            ahead = b.at(key, b.mul(stride, _VALUES_AHEAD))
+            for line in range(0, shape[1] * b.lanes * b.size, 64):
+                b.prefetch(ahead, line)
             return [b.load(b.vector, key, n * b.lanes * b.size) for n in range(shape[1])]
 
         if self.mods.may_hide:

@@ -62,17 +62,23 @@ def transpose(b: Builder, rows: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def pack(
-    b: Builder, rows: Rows, first: ir.Value, column: ir.Value, stride: Scalar, transform: Callable[[ir.Value], ir.Value]
-) -> None:
+    b: Builder, rows: Rows, first: ir.Value, column: ir.Value, stride: Scalar,
+    transform: Callable[[ir.Value], ir.Value], *, prefetch: int = 0,
+) -> None:  # fmt: skip
     """One lane vector of a panel, starting at row ``first``: packed rows lie ``stride`` bytes apart from ``column`` on.
 
-    ``transform`` is applied to every value, vector or scalar.
+    ``transform`` is applied to every value, vector or scalar. While it reads a row it asks for the one ``prefetch``
+    rows on.
     """
     pointers = rows.lane_pointers(b, first, b.lanes)
     whole = rows.whole(b, b.lanes)
     with b.loop(0, whole, b.lanes) as r:
         offset = b.mul(r, rows.dtype.size)
         square = transpose(b, [load_elements(b, rows.dtype, p, offset, lanes=b.lanes) for p in pointers])
+        if prefetch:
+            ahead = b.ir.add(b.index(offset), b.index(b.mul(rows.row_stride, prefetch)))
+            for pointer in pointers:
+                b.prefetch(pointer, ahead)
         for x, vector in enumerate(square):
             b.store_lanes(transform(vector), column, b.mul(b.add(r, x), stride))
     with b.loop(whole, rows.width) as r:
