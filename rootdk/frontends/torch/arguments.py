@@ -10,7 +10,7 @@ from rootdk import problem
 from rootdk.frontends.torch.tensors import as_view
 from rootdk.problem import Bound
 
-__all__ = ["Inputs", "Options", "bind", "empty_lse"]
+__all__ = ["Inputs", "Options", "accumulator", "bind", "empty_lse"]
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 """Query, key and value."""
@@ -41,5 +41,10 @@ def bind(inputs: Inputs, options: Options) -> Bound:
 
 
 def empty_lse(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised LSE for inputs of ``dtype``: of the accumulator's type."""
-    return torch.empty(shape, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+    """An uninitialised LSE for inputs of ``dtype``."""
+    return torch.empty(shape, dtype=accumulator(dtype))
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """What inputs of ``dtype`` are summed in, and an LSE's type."""
+    return torch.float64 if dtype is torch.float64 else torch.float32

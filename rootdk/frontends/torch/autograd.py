@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from rootdk import engine, gradients
-from rootdk.errors import ArgumentError
 from rootdk.frontends.torch.arguments import Inputs, Options
+from rootdk.frontends.torch.modes import unsupported
 from rootdk.frontends.torch.tensors import as_tensor, as_view
 from rootdk.gradients import Rows
 from rootdk.mods import ranges
 from rootdk.problem import Bound
 from rootdk.sink_gradients import sink_gradient
 
-__all__ = ["attend", "learned"]
+__all__ = ["Pullback", "attend", "learned"]
 
 _SINKS = -1
 """Stands for the sinks among array slots."""
@@ -83,14 +83,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # untyped wher
         tensors = tensors[: 3 + len(ctx.slots)]
         if grad_output is None:
             grad_output = torch.zeros_like(output)
-        pullback = _Pullback(ctx.bound, ctx.slots, output.detach(), lse.detach())
+        pullback = Pullback(ctx.bound, ctx.slots, output.detach(), lse.detach())
         if torch.is_grad_enabled():
             return None, *_Backward.apply(pullback, grad_output, grad_lse, *tensors)
         return None, *pullback(grad_output, grad_lse, tensors)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise _unsupported("forward-mode derivatives")
+        raise unsupported("forward-mode derivatives")
 
 
 class _Backward(torch.autograd.Function):  # type: ignore[misc]  # untyped where torch isn't installed
@@ -98,25 +98,21 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]  # untyped where
 
     @staticmethod
     def forward(
-        ctx: Any, pullback: "_Pullback", grad_output: Tensor, grad_lse: Tensor | None, *tensors: Tensor
+        ctx: Any, pullback: "Pullback", grad_output: Tensor, grad_lse: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         return tuple(pullback(grad_output, grad_lse, list(tensors)))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise _unsupported("second derivatives")
+        raise unsupported("second derivatives")
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise _unsupported("forward-mode derivatives of a backward pass")
-
-
-def _unsupported(what: str) -> ArgumentError:
-    return ArgumentError(f"rootdk has no {what}; torch.nn.attention.sdpa_kernel(SDPBackend.MATH) of torch's own has")
+        raise unsupported("forward-mode derivatives of a backward pass")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pullback:
+class Pullback:
     """Gradients of a call whose forward pass has run."""
 
     bound: Bound

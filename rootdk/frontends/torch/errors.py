@@ -6,15 +6,22 @@ from typing import ParamSpec, TypeVar
 
 from rootdk.errors import RootdkError
 
-__all__ = ["runtime_errors"]
+__all__ = ["as_runtime_error", "runtime_errors"]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-def _runtime_error(kind: type[RootdkError]) -> type[RootdkError]:
-    """``kind`` and RuntimeError in one class, of the same name."""
-    return type(kind.__name__, (kind, RuntimeError), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+def as_runtime_error(error: RootdkError) -> RootdkError:
+    """``error``, of a class that is a RuntimeError too and has the same name."""
+    kind = type(error)
+    if isinstance(error, RuntimeError):
+        return error
+    made = type(kind.__name__, (kind, RuntimeError), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    raised: RootdkError = made(*error.args).with_traceback(error.__traceback__)
+    for note in getattr(error, "__notes__", ()):
+        raised.add_note(note)
+    return raised
 
 
 def runtime_errors(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -25,11 +32,6 @@ def runtime_errors(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
         try:
             return function(*args, **kwargs)
         except RootdkError as error:
-            if isinstance(error, RuntimeError):
-                raise
-            raised = _runtime_error(type(error))(*error.args).with_traceback(error.__traceback__)
-            for note in getattr(error, "__notes__", ()):
-                raised.add_note(note)
-            raise raised from error.__cause__
+            raise as_runtime_error(error) from error.__cause__
 
     return wrapper

@@ -7,15 +7,13 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
-from rootdk.frontends.torch.arguments import Options
+from rootdk.frontends.torch import operators
 from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
-from rootdk.masks import causal
-from rootdk.mods.values import Mask, as_mask
+from rootdk.frontends.torch.modes import cast_for_autocast, seen_by_torch, transformed
+from rootdk.frontends.torch.transforms import Forward
 
 __all__ = ["scaled_dot_product_attention"]
-
-_CAUSAL = causal(align="start")
 
 
 @runtime_errors
@@ -48,10 +46,16 @@ def scaled_dot_product_attention(
             [0.3302, 0.6698]])
     """
     _check_tensors(query, key, value)
-    mask, bias = _mask_and_bias(query, key, attn_mask, is_causal)
-    inputs = _broadcast(query, key, value, enable_gqa)
-    options = Options(mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, seed=_seed(dropout_p))
-    return attend(inputs, options, output=_empty_output(*inputs, dropout_p))[0]
+    attn_mask, causal = _visible(query, key, attn_mask, is_causal)
+    query, key, value = _broadcast(*cast_for_autocast(query, key, value), enable_gqa)
+    # drawn from torch's generator, so that torch.manual_seed repeats it
+    seed = torch.randint(2**63 - 1, ()) if dropout_p else None
+    if seen_by_torch(query, key, value, attn_mask):
+        call = Forward.apply if transformed() else operators.forward
+        return call(query, key, value, attn_mask, seed, dropout_p, causal, scale)[0]
+    output = operators.empty_output(query, key, value, dropout_p)
+    options = operators.options(attn_mask, seed, dropout_p, causal, scale)
+    return attend((query, key, value), options, output=output)[0]
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:
@@ -66,25 +70,24 @@ def _check_tensors(query: Any, key: Any, value: Any) -> None:
             )
 
 
-def _mask_and_bias(query: Tensor, key: Tensor, attn_mask: Any, is_causal: bool) -> tuple[Any, Tensor | None]:
-    """What of ``attn_mask`` hides pairs, and what is added to the scores."""
+def _visible(query: Tensor, key: Tensor, attn_mask: Any, is_causal: bool) -> tuple[Tensor | None, str]:
+    """The mask, and how query positions are aligned with keys for the causal rule; "" where there is none."""
+    causal = "start" if is_causal else ""
     if attn_mask is None:
-        return (_CAUSAL if is_causal else None), None
+        return None, causal
     if isinstance(attn_mask, CausalBias):
-        return _causal_bias(query, key, attn_mask, is_causal), None
+        return None, _alignment(query, key, attn_mask, is_causal)
     if not isinstance(attn_mask, Tensor):
         raise DTypeError(f"attn_mask: expected a tensor or None, got {type(attn_mask).__name__}")
-    if attn_mask.dtype is torch.bool:
-        return (as_mask(attn_mask) & _CAUSAL if is_causal else attn_mask), None
-    if attn_mask.dtype is not query.dtype and attn_mask.dtype is not torch.float32:
+    if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise DTypeError(
-            f"attn_mask: expected bool, float32 or {query.dtype}, as query is, got {attn_mask.dtype}; for a mask "
-            "of 0 and 1 pass attn_mask != 0, for numbers to add to the scores attn_mask.to(query.dtype)"
+            f"attn_mask: expected bool, float32 or {query.dtype}, as query is, got {attn_mask.dtype}; for a mask of 0 "
+            "and 1 pass attn_mask != 0, for numbers to add to the scores attn_mask.to(query.dtype)"
         )
-    return (_CAUSAL if is_causal else None), attn_mask
+    return attn_mask, causal
 
 
-def _causal_bias(query: Tensor, key: Tensor, bias: CausalBias, is_causal: bool) -> Mask:
+def _alignment(query: Tensor, key: Tensor, bias: CausalBias, is_causal: bool) -> str:
     if is_causal:
         raise ArgumentError("is_causal: expected False with a causal attn_mask, got True; drop one of them")
     lengths = query.shape[-2], key.shape[-2]
@@ -92,7 +95,7 @@ def _causal_bias(query: Tensor, key: Tensor, bias: CausalBias, is_causal: bool) 
         raise ShapeError(
             f"attn_mask: expected a causal bias for q_len, kv_len = {lengths}, got {(bias.seq_len_q, bias.seq_len_kv)}"
         )
-    return causal(align="end") if bias.variant is CausalVariant.LOWER_RIGHT else _CAUSAL
+    return "end" if bias.variant is CausalVariant.LOWER_RIGHT else "start"
 
 
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,16 +127,3 @@ def _expand(tensors: tuple[Tensor, Tensor, Tensor], keep: int) -> tuple[Tensor, 
         raise ShapeError(f"query, key, value: expected leading dimensions that broadcast, got {got}{hint}") from None
     query, key, value = (tensor.expand(*leading, *tensor.shape[-keep:]) for tensor in tensors)
     return query, key, value
-
-
-def _empty_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Uninitialised, with the strides of torch's output: dimensions in query's order on its fused path, else dense."""
-    fused = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and key.shape[-2]
-    if fused and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
-        return torch.empty_like(query)
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
-
-
-def _seed(dropout_p: float) -> int | None:
-    """Of dropout, drawn from torch's generator, so that torch.manual_seed repeats it."""
-    return int(torch.randint(2**63 - 1, ()).item()) if dropout_p else None

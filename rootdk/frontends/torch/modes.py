@@ -1,0 +1,54 @@
+"""In which of torch's modes a call is made: which of them watch operators, and which change arguments."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from rootdk.errors import ArgumentError, RootdkError
+from rootdk.frontends.torch.errors import as_runtime_error
+
+__all__ = ["cast_for_autocast", "seen_by_torch", "transformed", "unsupported"]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def seen_by_torch(*tensors: Tensor | None) -> bool:
+    """Whether torch has to see an operator: a compiler, torch.func or a mode watches, or there is no memory to read.
+
+    Raises ArgumentError in forward-mode differentiation, in which torch would take an operator's tangent for zero.
+    """
+    if forward_ad._current_level >= 0 and any(_has_tangent(tensor) for tensor in tensors if tensor is not None):
+        raise unsupported("forward-mode derivatives")
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or transformed()
+        or torch.jit.is_tracing()
+        or any(tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta) for tensor in tensors)
+    )
+
+
+def transformed() -> bool:
+    """Whether the call is made inside torch.func's transforms, which take no operator that is differentiable."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def unsupported(what: str) -> RootdkError:
+    """The error for a derivative that rootdk does not compute."""
+    error = ArgumentError(
+        f"rootdk computes no {what}; torch's unfused attention does: "
+        "torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)"
+    )
+    return as_runtime_error(error)
+
+
+def cast_for_autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors as torch's autocast passes them to its own attention: of its lower precision, but for float64."""
+    if not torch.is_autocast_enabled("cpu"):
+        return query, key, value
+    dtype = torch.get_autocast_dtype("cpu")
+    return query.to(dtype), key.to(dtype), value.to(dtype)
