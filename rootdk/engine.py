@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping
 from ctypes import memset
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NoReturn
 
 import numpy as np
@@ -19,7 +20,7 @@ from rootdk.mods import bounds
 from rootdk.mods.expr import Graph
 from rootdk.mods.tile_gathers import tile_gathers
 from rootdk.planning.frame import FRAME
-from rootdk.planning.packing import packing_reasons
+from rootdk.planning.packing import decode_packing_reasons, packing_reasons
 from rootdk.planning.partition import Partition, panel_bytes, partition, worth_threads
 from rootdk.planning.schedule import DecodeSpec, ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
@@ -124,11 +125,9 @@ def _prepare_decode(
     scratch = padded * ((schedule.block + 2 * lanes) * size + depth * size + state + lanes * size)
     scratch += 2 * problem.d_k * lanes * size + schedule.block * width * size
     workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, heads * chunks))
-    values = bound.operands.value
-    direct = problem.dtype is problem.dtype.accumulator and values.strides[-1] == values.dtype.itemsize
     words = {
         "tasks": heads * chunks, "kv_heads": problem.kv_heads, "scratch_bytes": -(-scratch // 64) * 64,
-        "pack_value": not direct or bool(problem.d_v % lanes),
+        "pack_value": decode_packing_reasons(problem, bound.operands, lanes)[1] is not None,
     }  # fmt: skip
     for name, value in words.items():
         frame[FRAME[name]] = value
@@ -228,18 +227,25 @@ def _kernel(spec: ForwardSpec | DecodeSpec, target: Target) -> Address:
 
         return str(forward_module(spec, target))
 
-    return kernels().get(repr(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
+    return kernels().get(_key(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
+
+
+@lru_cache(maxsize=256)
+def _key(spec: ForwardSpec | DecodeSpec) -> str:
+    # remembered: to write a graph out takes many times as long as to hash it
+    return repr(spec)
 
 
 def proofs(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...]) -> tuple[bool, frozenset[int]]:
     """Whether all integers of the mods fit 32 bits, and which gathers stay in range, over the whole problem."""
-    sizes = (problem.batch, problem.heads, problem.q_len, problem.kv_len)
+    sizes, graph = (problem.batch, problem.heads, problem.q_len, problem.kv_len), problem.graph
+    leaves = max(sizes) < 2**31
+    if not graph.nodes:
+        return leaves, frozenset()
     if not all(sizes):
         return False, frozenset()
     indices = bounds.whole_problem(*sizes)
-    graph = problem.graph
     found = bounds.node_ranges(graph, operands.constants, tables, indices, problem.dtype.accumulator)
-    leaves = max(sizes) < 2**31
     proven = bounds.in_range_gathers(graph, found, [array.shape for array in operands.arrays])
     return leaves and bounds.fits_32_bits(graph, found), proven
 
@@ -270,7 +276,7 @@ def frame_words(bound: Bound, results: dict[str, np.ndarray]) -> tuple[np.ndarra
     for name, view in {"query": operands.query, "key": operands.key, "value": operands.value, **results}.items():
         batch = _batch_offsets(view)
         keep.append(batch)
-        words |= {f"{name}_batch": batch.ctypes.data, f"{name}_head": view.strides[-3]}
+        words |= {f"{name}_batch": address(batch), f"{name}_head": view.strides[-3]}
         words |= {f"{name}_row": view.strides[-2], f"{name}_element": view.strides[-1]}
         if view.shape[-1] == 1:
             # the stride of a single element means nothing; adjacent, it can be read as a vector's tail is

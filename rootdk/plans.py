@@ -6,9 +6,10 @@ from typing import Any
 from rootdk import engine
 from rootdk.mods import ranges
 from rootdk.planning.cost import cost
-from rootdk.planning.packing import packing_reasons
+from rootdk.planning.packing import decode_packing_reasons, packing_reasons
 from rootdk.planning.partition import flops_of, worth_threads
 from rootdk.planning.plan import Plan, si
+from rootdk.planning.schedule import DecodeSpec
 from rootdk.planning.tile_map import Cut, tile_map
 from rootdk.problem import Bound
 from rootdk.roofline import peaks
@@ -28,18 +29,25 @@ def plan(bound: Bound, run: Callable[..., Any], shapes: tuple[tuple[int, ...], .
     before = kernels().counters()
     prepared = engine.prepare(bound, *engine.allocate(bound, lse=return_lse), tables)
     origin = _origin(before, kernels().counters())
-    schedule = prepared.spec.schedule
-    cut = Cut(prepared.partition, schedule, prepared.target.lanes(bound.problem.dtype.accumulator.size))
+    few = isinstance(prepared.spec, DecodeSpec)
+    schedule, lanes = prepared.spec.schedule, prepared.target.lanes(bound.problem.dtype.accumulator.size)
+    cut = Cut(None if few else prepared.partition, schedule, lanes)
     tiles = tile_map(bound.problem, operands, tables, cut)
+    if few:
+        packing = decode_packing_reasons(bound.problem, operands, lanes)
+        path, why = "fused decode", f"{lanes} lanes of keys, as {bound.problem.q_len} of queries would leave most idle"
+    else:
+        packing = packing_reasons(bound.problem, operands, schedule)
+        path, why = "fused forward", f"{lanes} lanes of queries"
     return Plan(
         problem=bound.problem,
-        path="fused forward",
-        reason=f"{prepared.target.name}, {_thread_reason(prepared)}",
+        path=path,
+        reason=f"{prepared.target.name}, {why}; {_thread_reason(prepared)}",
         threads=prepared.threads,
         tasks=prepared.tasks,
         cut=cut,
         tiles=tiles,
-        packing=packing_reasons(bound.problem, operands, schedule),
+        packing=packing,
         cost=cost(bound.problem, tiles),
         peaks=peaks(prepared.threads),
         kernel=origin,

@@ -91,8 +91,20 @@ def test_threads_and_why():
     small = rootdk.plan(tiny, tiny, tiny)
     assert (small.threads, small.tasks) == (1, 4)
     assert "1 thread, as 8.19 kFLOP take it no longer than waking another would" in repr(small)
-    one_row, keys = np.zeros((1, 8), np.float32), np.zeros((200_000, 8), np.float32)
-    assert "1 thread, as there is 1 task" in repr(rootdk.plan(one_row, keys, keys))
+    rows, keys = np.zeros((16, 64), np.float32), np.zeros((20_000, 64), np.float32)
+    assert "1 thread, as there is 1 task" in repr(rootdk.plan(rows, keys, keys))
+
+
+def test_few_queries_are_decoded():
+    keys = np.zeros((1, 2, 4000, 64), np.float32)
+    plan = rootdk.plan(SQUARE[:, :, :1], keys, keys, mask=rootdk.sliding_window(999, align="end"))
+    assert plan.path == "fused decode"
+    assert "lanes of keys, as 1 of queries would leave most idle" in plan.reason
+    assert "keys copied block by block: lanes are keys" in repr(plan)
+    # of 32 blocks, the window is in the last 8 and in part of another
+    assert (plan.tiles.skipped, plan.tiles.full, plan.tiles.masked) == (4 * 23, 4 * 8, 4)
+    assert plan.tiles.visible_pairs == 4 * 1000
+    assert plan.tiles.keys_read == 2 * (4000 - 23 * 128)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Plan:
     def _tile_lines(self) -> list[tuple[str, str]]:
         tiles, schedule = self.tiles, self.cut.schedule
         about = "" if tiles.exact else "about "
-        queries = min(schedule.vectors * self.cut.lanes, max(self.problem.q_len, 1))
+        queries = min(schedule.vectors * self.cut.lanes, self.problem.q_len)
         counts = {"skipped": tiles.skipped, "full": tiles.full, "masked": tiles.masked}
         shares = ", ".join(f"{about}{count} {name} ({_share(count, tiles.tiles)})" for name, count in counts.items())
         lines = [("tiles", f"up to {queries} queries × {schedule.block} keys: {shares}")]

@@ -1,11 +1,14 @@
 """What a mask leaves of a problem: tiles that the kernel skips, takes whole, or masks pair by pair.
 
-The same interval analysis as in the kernel, on all tiles at once in NumPy: a tile is a panel of queries by a block of
-keys, and is skipped with its whole chunk or block of keys where no query of the task sees any of it.
+The same interval analysis as in the kernels, on many tiles at once in NumPy. In the forward kernel a tile is a panel of
+queries by a block of keys, and is skipped with a chunk or block of keys of which no query of the task sees anything. In
+the decode kernel it is the queries of one head by a block, and heads that share keys skip, or mask, together.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -31,7 +34,8 @@ _SAMPLED_TILES = 64
 class Cut:
     """How a problem is cut into tiles."""
 
-    partition: Partition
+    partition: Partition | None
+    """None in the decode kernel, where all queries of a head are one panel."""
     schedule: Schedule
     lanes: int
 
@@ -68,27 +72,26 @@ class TileMap:
 
 def tile_map(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...], cut: Cut) -> TileMap:
     """Count what the kernel will do; ``tables`` are the range tables of ``operands.arrays``."""
-    blocks = -(-problem.kv_len // cut.schedule.block)
-    heads = problem.batch * problem.heads
-    if not heads or not blocks or not cut.partition.panels:
+    tiles = problem.batch * problem.heads * (cut.partition.panels if cut.partition else 1)
+    tiles *= -(-problem.kv_len // cut.schedule.block)
+    if not tiles or not problem.q_len:
         return TileMap(0, 0, 0, 0, 0, 0, (), exact=True)
+    kind = _Tasks if cut.partition else _KeyHeads
     # heads that the mask treats alike are counted once
-    distinct = heads if _differs_by_head(problem) else 1
-    tasks = distinct * cut.partition.tasks_per_head
-    per_task = blocks * cut.partition.panels_per_task
-    step = max(1, -(-tasks * per_task // _MOST_TILES))
-    while math.gcd(step, cut.partition.tasks_per_head) > 1:  # or the same panels of each head would be looked at
+    units = kind.per_key_head(problem, cut) * (problem.batch * problem.kv_heads if _differs_by_head(problem) else 1)
+    per_unit = max(1, tiles // (kind.per_key_head(problem, cut) * problem.batch * problem.kv_heads))
+    step = max(1, -(-units * per_unit // _MOST_TILES))
+    while math.gcd(step, kind.per_key_head(problem, cut)) > 1:  # or the same panels of each head would be looked at
         step += 1
-    slab = max(1, _SLAB_TILES // per_task) * step
+    slab = max(1, _SLAB_TILES // per_unit) * step
     total = _Counts(np.zeros(len(_FIELDS), np.float64), {})
-    for start in range(0, tasks, slab):
-        total += _Slab(problem, operands, tables, cut, np.arange(start, min(start + slab, tasks), step)).counts()
-    panels = distinct * cut.partition.panels
-    scale = heads / distinct * panels * blocks / total.numbers[:3].sum()
+    for start in range(0, units, slab):
+        total += kind(problem, operands, tables, cut, np.arange(start, min(start + slab, units), step)).counts()
+    scale = tiles / total.numbers[:3].sum()
     numbers = [round(float(number) * scale) for number in total.numbers]
     found = sorted(total.blockers.items(), key=lambda item: -item[1])
-    texts = [(describe(problem.graph, node, operands.constants, operands.names), tiles) for node, tiles in found]
-    named = tuple(Blocker(text, round(tiles * scale)) for text, tiles in texts)
+    texts = [(describe(problem.graph, node, operands.constants, operands.names), count) for node, count in found]
+    named = tuple(Blocker(text, round(count * scale)) for text, count in texts)
     return TileMap(**dict(zip(_FIELDS, numbers, strict=True)), blockers=named, exact=step == 1)
 
 
@@ -114,66 +117,57 @@ class _Counts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of tiles: their head, first and last query, and how many queries are computed for them."""
+
+    head: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    computed: np.ndarray
+
+
 @dataclass(frozen=True)
-class _Slab:
-    """Some tasks, numbered as in the kernel's grid: head by head, panels in order."""
+class _Slab(ABC):
+    """Some units of work, all of whose tiles are analysed at once."""
 
     problem: Problem
     operands: Operands
     tables: tuple[np.ndarray, ...]
     cut: Cut
-    tasks: np.ndarray
+    units: np.ndarray
+
+    @staticmethod
+    @abstractmethod
+    def per_key_head(problem: Problem, cut: Cut) -> int:
+        """Units for each head of keys."""
+
+    @abstractmethod
+    def rows(self) -> _Rows: ...
+
+    @abstractmethod
+    def decide(self, can_hide: np.ndarray, can_show: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Which tiles [row, block] the kernel masks or skips, which it masks or takes whole, and the keys it reads."""
 
     def counts(self) -> _Counts:
-        """Of the slab's tiles: numbers in the order of ``_FIELDS``, and tiles by blocking node."""
-        partition, kv_len = self.cut.partition, self.problem.kv_len
-        group = self.tasks % partition.tasks_per_head
-        first_panel = group * partition.panels_per_task
-        end_panel = np.minimum(first_panel + partition.panels_per_task, partition.panels)
-        # one row per panel; ``owner`` is the row of its task
-        sizes = end_panel - first_panel
-        owner = np.repeat(np.arange(self.tasks.size), sizes)
-        panel = np.arange(owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + first_panel[owner]
-        head = self.tasks // partition.tasks_per_head
-        blocks = _stretches(kv_len, self.cut.schedule.block)
-        read = self._read_blocks(head, first_panel, end_panel, blocks)
-        q0, q1 = self._row(panel), np.minimum(self._row(panel + 1), self.problem.q_len) - 1
-        found = self._analyse(head[owner], q0, q1, blocks)
-        can_hide, can_show = _truth(found, self.problem.graph.mask)
-        hidden, shown = can_hide | ~read[owner], can_show & read[owner]
-        queries, lanes = q1 - q0 + 1, self._row(panel + 1) - self._row(panel)
+        """Numbers in the order of ``_FIELDS``, and tiles by blocking node."""
+        rows, blocks, graph = self.rows(), self.blocks, self.problem.graph
+        found = self._analyse(rows.head, rows.first, rows.last, blocks)
+        shape = (rows.head.size, blocks[0].size)
+        can_hide, can_show = (np.broadcast_to(possible, shape) for possible in _truth(found, graph.mask))
+        hidden, shown, keys_read = self.decide(can_hide, can_show)
         keys = blocks[1] - blocks[0] + 1
-        masked = hidden & shown
-        visible = queries @ (~hidden @ keys) + self._visible_in(masked, head[owner], q0, q1, blocks)
-        kinds = (~shown, ~hidden, masked)
-        counts = [*(np.count_nonzero(kind) for kind in kinds), lanes @ (shown @ keys), visible, (read @ keys).sum()]
-        if self.problem.graph.mask is None:
+        visible = (rows.last - rows.first + 1) @ (~hidden @ keys) + self._visible_in(hidden & shown, rows)
+        kinds = (~shown, ~hidden, hidden & shown)
+        counts = [*(np.count_nonzero(kind) for kind in kinds), rows.computed @ (shown @ keys), visible, keys_read]
+        if graph.mask is None:
             return _Counts(np.array(counts, np.float64), {})
-        found[self.problem.graph.mask] = Truth(hidden, shown)
-        return _Counts(np.array(counts, np.float64), dict(bounds.blockers(self.problem.graph, found)))
+        found[graph.mask] = Truth(hidden & can_hide, shown & can_show)
+        return _Counts(np.array(counts, np.float64), dict(bounds.blockers(graph, found)))
 
-    def _row(self, panel: np.ndarray) -> np.ndarray:
-        """The first query of each panel."""
-        partition = self.cut.partition
-        vectors: np.ndarray = panel * partition.panel_vectors + np.minimum(panel, partition.wide_panels)
-        return vectors * self.cut.lanes
-
-    def _read_blocks(
-        self, head: np.ndarray, first_panel: np.ndarray, end_panel: np.ndarray, blocks: tuple[np.ndarray, np.ndarray]
-    ) -> np.ndarray:
-        """[task, block]: whether the task goes through the block, which it does unless it skips it or its chunk."""
-        q0, q1 = self._row(first_panel), np.minimum(self._row(end_panel), self.problem.q_len) - 1
-        read = np.ones((self.tasks.size, blocks[0].size), bool)
-        if self.problem.graph.mask is None:
-            return read
-        chunk = self.cut.schedule.chunk
-        for stretch, column in (
-            (_stretches(self.problem.kv_len, chunk), blocks[0] // chunk),
-            (blocks, np.arange(blocks[0].size)),
-        ):
-            _, shown = _truth(self._analyse(head, q0, q1, stretch), self.problem.graph.mask)
-            read &= np.broadcast_to(shown, (self.tasks.size, stretch[0].size))[:, column]
-        return read
+    @property
+    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        return _stretches(self.problem.kv_len, self.cut.schedule.block)
 
     def _analyse(
         self, head: np.ndarray, q0: np.ndarray, q1: np.ndarray, keys: tuple[np.ndarray, np.ndarray]
@@ -184,18 +178,16 @@ class _Slab:
         accumulator = self.problem.dtype.accumulator
         return bounds.node_ranges(self.problem.graph, self.operands.constants, self.tables, indices, accumulator)
 
-    def _visible_in(
-        self, masked: np.ndarray, head: np.ndarray, q0: np.ndarray, q1: np.ndarray,
-        blocks: tuple[np.ndarray, np.ndarray],
-    ) -> float:  # fmt: skip
-        """Visible pairs in the masked tiles [panel, block], from evaluating some of them."""
-        rows, columns = np.nonzero(masked)
-        if not rows.size:
+    def _visible_in(self, masked: np.ndarray, rows: _Rows) -> float:
+        """Visible pairs in the masked tiles [row, block], from evaluating some of them."""
+        row, block = np.nonzero(masked)
+        if not row.size:
             return 0.0
-        step = -(-rows.size // _SAMPLED_TILES)
-        sample = list(zip(rows[::step], columns[::step], strict=True))
-        seen = sum(self._count(head[row], q0[row], q1[row], blocks[0][at], blocks[1][at]) for row, at in sample)
-        return seen * rows.size / len(sample)
+        step = -(-row.size // _SAMPLED_TILES)
+        row, block = row[::step], block[::step]
+        first, last = self.blocks
+        tiles = zip(rows.head[row], rows.first[row], rows.last[row], first[block], last[block], strict=True)
+        return sum(self._count(*tile) for tile in tiles) * np.count_nonzero(masked) / row.size
 
     def _count(self, head: int, q0: int, q1: int, k0: int, k1: int) -> int:
         graph, operands = self.problem.graph, self.operands
@@ -204,6 +196,83 @@ class _Slab:
         q, kv = np.arange(q0, q1 + 1)[:, None], np.arange(k0, k1 + 1)
         values = evaluate(graph, operands.constants, operands.arrays, b=b, h=h, q=q, kv=kv)
         return int(np.count_nonzero(np.broadcast_to(values[graph.mask], (q.size, kv.size))))
+
+
+class _Tasks(_Slab):
+    """Tasks of the forward kernel, numbered as in its grid: head by head, panels in order."""
+
+    @staticmethod
+    def per_key_head(problem: Problem, cut: Cut) -> int:
+        assert cut.partition is not None
+        return cut.partition.tasks_per_head * problem.groups
+
+    @cached_property
+    def _panels(self) -> tuple[np.ndarray, np.ndarray]:
+        """First and end panel of each task."""
+        assert self.cut.partition is not None
+        partition = self.cut.partition
+        first = self.units % partition.tasks_per_head * partition.panels_per_task
+        return first, np.minimum(first + partition.panels_per_task, partition.panels)
+
+    @property
+    def _head(self) -> np.ndarray:
+        assert self.cut.partition is not None
+        return self.units // self.cut.partition.tasks_per_head
+
+    @cached_property
+    def _owner(self) -> np.ndarray:
+        """The task of each panel."""
+        first, end = self._panels
+        return np.repeat(np.arange(self.units.size), end - first)
+
+    def rows(self) -> _Rows:
+        first, end = self._panels
+        sizes = end - first
+        panel = np.arange(self._owner.size) - np.repeat(np.cumsum(sizes) - sizes, sizes) + first[self._owner]
+        q0, q1 = self._query(panel), self._query(panel + 1)
+        return _Rows(self._head[self._owner], q0, np.minimum(q1, self.problem.q_len) - 1, q1 - q0)
+
+    def decide(self, can_hide: np.ndarray, can_show: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        blocks, chunk = self.blocks, self.cut.schedule.chunk
+        read = np.ones((self.units.size, blocks[0].size), bool)
+        q0, q1 = self._query(self._panels[0]), np.minimum(self._query(self._panels[1]), self.problem.q_len) - 1
+        for stretch, column in (
+            (_stretches(self.problem.kv_len, chunk), blocks[0] // chunk),
+            (blocks, np.arange(blocks[0].size)),
+        ):
+            _, shown = _truth(self._analyse(self._head, q0, q1, stretch), self.problem.graph.mask)
+            read &= np.broadcast_to(shown, (self.units.size, stretch[0].size))[:, column]
+        keys_read = int((read @ (blocks[1] - blocks[0] + 1)).sum())
+        return can_hide | ~read[self._owner], can_show & read[self._owner], keys_read
+
+    def _query(self, panel: np.ndarray) -> np.ndarray:
+        """The first query of each panel."""
+        assert self.cut.partition is not None
+        partition = self.cut.partition
+        vectors: np.ndarray = panel * partition.panel_vectors + np.minimum(panel, partition.wide_panels)
+        return vectors * self.cut.lanes
+
+
+class _KeyHeads(_Slab):
+    """Heads of keys in the decode kernel, with all the query heads that read them."""
+
+    @staticmethod
+    def per_key_head(problem: Problem, cut: Cut) -> int:
+        return 1
+
+    def rows(self) -> _Rows:
+        groups = self.problem.groups
+        head = (self.units[:, None] * groups + np.arange(groups)).reshape(-1)
+        queries = np.full(head.size, self.problem.q_len)
+        return _Rows(head, queries * 0, queries - 1, queries)
+
+    def decide(self, can_hide: np.ndarray, can_show: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        together = (self.units.size, self.problem.groups, -1)
+        shown = can_show.reshape(together).any(axis=1)
+        # a head that sees nothing needs the mask where another sees something
+        hidden = (can_hide | ~can_show).reshape(together).any(axis=1)
+        keys_read = int((shown @ (self.blocks[1] - self.blocks[0] + 1)).sum())
+        return np.repeat(hidden, together[1], axis=0), np.repeat(shown, together[1], axis=0), keys_read
 
 
 def _stretches(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:

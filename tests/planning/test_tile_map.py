@@ -130,6 +130,19 @@ def test_a_huge_grid_is_sampled(monkeypatch):
     assert found.visible_pairs == pytest.approx(exact.visible_pairs, rel=0.1)
 
 
+def test_heads_that_share_keys_skip_and_mask_together():
+    mask = rootdk.mask(lambda b, h, q_idx, kv_idx: kv_idx < 128 * h)
+    query, key = np.zeros((1, 4, 1, 4), np.float32), np.zeros((1, 2, 512, 4), np.float32)
+    bound = problem.bind(query, key, key, mask=mask)
+    found = tile_map(bound.problem, bound.operands, (), Cut(None, schedule_for(AVX2, narrow=True), LANES))
+    # heads 0 and 1 see 0 and 1 of the 4 blocks, heads 2 and 3 see 2 and 3; where only one sees a block, both mask
+    assert (found.skipped, found.full, found.masked) == (2 * 3 + 2, 2 * 2, 2 + 2)
+    assert found.keys_read == 128 * (1 + 3)
+    assert found.computed_pairs == 2 * 128 * (1 + 3)
+    assert found.visible_pairs == 128 * (0 + 1 + 2 + 3)
+    assert found.blockers == ()
+
+
 @pytest.mark.parametrize("sizes", [(0, 5, 1), (5, 0, 1), (5, 5, 0)])
 def test_an_empty_problem_has_no_tiles(sizes):
     assert case(None, *sizes).map().tiles == 0
