@@ -131,7 +131,7 @@ def _prepare_decode(
     }  # fmt: skip
     for name, value in words.items():
         frame[FRAME[name]] = value
-    shared = _Shared(heads * rows * state, heads)
+    shared = _Shared(heads * chunks * padded * state, heads)
     return Prepared(
         problem, spec, target, Partition(0, 0, 0, 1), workers, heads * chunks, words["scratch_bytes"] * workers, shared,
         _kernel(spec, target), _frame_tail(frame), keep,

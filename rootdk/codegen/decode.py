@@ -7,7 +7,7 @@ so both give the same bits.
 
     task: a chunk of the keys of one key head
       for each block of keys that somebody may see: scores -> score function and mask -> softmax -> values
-      when it is the chunk's turn: merge its sums into the head's; after the last chunk, divide and write
+      whoever finishes a head's last chunk merges all of them in order, divides and writes
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,6 @@ from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, LaneStats, Softmax, is_
 from rootdk.codegen.panels import Rows, copy_row, pack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.codegen.turns import finish_turn, wait_for_turn
 from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
@@ -80,16 +79,16 @@ class _Task:
         self.q_len, self.kv_len, self.d_k, self.d_v = (frame.word(name) for name in ("q_len", "kv_len", "d_k", "d_v"))
         self.rows = b.ir.mul(frame.word("heads_per_kv"), self.q_len)
         self.padded_rows = b.index(b.round_up(self.rows, max(_HEIGHTS)))
-        chunks = b.ir.sdiv(b.ir.add(self.kv_len, b.index(self.schedule.chunk - 1)), b.index(self.schedule.chunk))
-        self.turn, self.chunk = b.ir.sdiv(number, chunks), b.ir.srem(number, chunks)
-        self.last_chunk = b.sub(chunks, 1)
-        self.batch = b.ir.sdiv(self.turn, frame.word("kv_heads"))
-        self.kv_head = b.ir.srem(self.turn, frame.word("kv_heads"))
+        last = b.ir.add(self.kv_len, b.index(self.schedule.chunk - 1))
+        self.chunks = b.ir.sdiv(last, b.index(self.schedule.chunk))
+        self.head_number, self.chunk = b.ir.sdiv(number, self.chunks), b.ir.srem(number, self.chunks)
+        self.batch = b.ir.sdiv(self.head_number, frame.word("kv_heads"))
+        self.kv_head = b.ir.srem(self.head_number, frame.word("kv_heads"))
         self._memory()
         self.function = self._body()
 
     def _memory(self) -> None:
-        """Scratch memory: scores of a block, a packed panel of keys, a packed block of values, queries, row states."""
+        """Scratch memory: scores of a block, a packed panel of keys, a packed block of values, queries, the totals."""
         b, frame = self.b, self.frame
         self.score_bytes = (self.schedule.block + _KEY_VECTORS * b.lanes) * b.size
         self.panel = b.at(self.scratch, b.mul(self.padded_rows, self.score_bytes))
@@ -98,11 +97,18 @@ class _Task:
         self.value_stride = b.index(b.mul(self.width, b.size))
         queries = b.at(self.value_pack, b.mul(self.value_stride, self.schedule.block))
         self.query_stride = b.index(b.mul(b.round_up(self.d_k, b.lanes), b.size))
+        self.queries = queries
         states = b.at(queries, b.mul(self.query_stride, self.padded_rows))
-        self.queries, self.state = queries, _RowState(b, states, self.width)
-        self.factors = b.at(states, b.mul(self.padded_rows, self.state.stride))
-        sums = b.at(frame.address("head_sums"), b.mul(self.turn, b.mul(self.rows, self.state.stride)))
-        self.total = replace(self.state, pointer=sums)
+        self.total = _RowState(b, states, self.width)
+        state_bytes = b.mul(self.padded_rows, self.total.stride)
+        self.factors = b.at(states, state_bytes)
+        self.state_bytes = b.index(state_bytes)
+        self.first_state = b.at(frame.address("head_sums"), b.mul(b.mul(self.head_number, self.chunks), state_bytes))
+        self.state = self._chunk_state(self.chunk)
+
+    def _chunk_state(self, chunk: ir.Value) -> _RowState:
+        """Where a chunk's sums are kept until the head's last chunk is done."""
+        return replace(self.total, pointer=self.b.at(self.first_state, self.b.mul(chunk, self.state_bytes)))
 
     def _body(self) -> ir.Function:
         b, schedule = self.b, self.schedule
@@ -114,11 +120,11 @@ class _Task:
             seen, cut = self._look(block, block_end)
             with b.when(seen):
                 self._attend(block, b.sub(block_end, block), cut)
-        wait_for_turn(b, self.frame, self.turn, self.chunk)
-        self._merge()
-        with b.when(b.ir.icmp_signed("==", self.chunk, self.last_chunk)):
+        finished = b.at(self.frame.address("turns"), b.mul(self.head_number, 8))
+        before = b.ir.atomic_rmw("add", finished, b.index(1), "acq_rel")
+        with b.when(b.ir.icmp_signed("==", before, b.index(b.sub(self.chunks, 1)))):
+            self._merge()
             self._write()
-        finish_turn(b, self.frame, self.turn, self.chunk)
         return b.finish()
 
     def _head(self, row: ir.Value) -> ir.Value:
@@ -321,14 +327,15 @@ class _Task:
 
     def _merge(self) -> None:
         b = self.b
-        with b.when(b.ir.icmp_signed("==", self.chunk, b.index(0))), b.loop(0, self.rows) as row:
-            self._clear(self.total, row)
         with b.loop(0, self.rows) as row:
-            old, new = self.softmax.merged(self.total.stats(row), self.state.stats(row))
-            sums, additions = self.total.output(row), self.state.output(row)
-            with b.loop(0, self.value_stride, b.lanes * b.size) as offset:
-                added = b.ir.fmul(b.load(b.vector, additions, offset, b.size), new)
-                b.store(b.fma(b.load(b.vector, sums, offset, b.size), old, added), sums, offset, b.size)
+            self._clear(self.total, row)
+            with b.loop(0, self.chunks) as chunk:
+                state = self._chunk_state(chunk)
+                old, new = self.softmax.merged(self.total.stats(row), state.stats(row))
+                sums, additions = self.total.output(row), state.output(row)
+                with b.loop(0, self.value_stride, b.lanes * b.size) as offset:
+                    added = b.ir.fmul(b.load(b.vector, additions, offset, b.size), new)
+                    b.store(b.fma(b.load(b.vector, sums, offset, b.size), old, added), sums, offset, b.size)
 
     def _write(self) -> None:
         """Divide by the sums, the heads' sinks included, and write outputs and LSE."""

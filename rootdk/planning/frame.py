@@ -16,8 +16,8 @@ CALL_WORDS = (
     *_OPERANDS, "sinks",
     # the mods' values: 8-byte constants; (address, shape, strides) per array; addresses of range tables
     "constants", "arrays", "tables",
-    # where chunks of keys meet, per key head: sums of query gradients, or of outputs and their statistics; the chunk
-    # whose turn it is to be added
+    # where chunks of keys meet: sums of outputs per chunk, or of query gradients per key head; how many chunks of each
+    # key head are done
     "head_sums", "turns",
     # backward only: addresses, grad_lse 0 where there is none; for each task, (address, shape, strides) of the gradient
     # of each captured array
