@@ -7,54 +7,99 @@ q_len * kv_len. Numbers are in the accumulator's precision.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from rootdk import dropout
 from rootdk.dtypes import to_float64
 from rootdk.mods.evaluate import Values, evaluate
 from rootdk.mods.expr import Graph
 from rootdk.out_of_bounds import bounds_error
 from rootdk.problem import Bound
 
-__all__ = ["RowBlock", "Softmax", "blocks", "head_rows", "softmax", "sum_visible"]
+__all__ = ["Head", "RowBlock", "Softmax", "heads", "softmax", "sum_visible"]
 
 _PAIRS = 2**16
 """Of a block: half a MiB for each array of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowBlock:
-    """Rows of one head; ``batch`` is their index in the batch dimensions."""
+class Head:
+    """One query head of one batch element, and the head of keys that it reads."""
 
     bound: Bound
     batch: tuple[int, ...]
-    head: int
+    """Its index in the batch dimensions."""
+    number: int
+    query: np.ndarray
+    """[q_len, d_k], [kv_len, d_k] and [kv_len, d_v], in the accumulator's precision."""
+    key: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, bound: Bound, batch: tuple[int, ...], number: int) -> "Head":
+        operands, groups = bound.operands, bound.problem.groups
+        accumulator = np.dtype(bound.problem.dtype.accumulator.name)
+        inputs = ((operands.query, number), (operands.key, number // groups), (operands.value, number // groups))
+        return cls(bound, batch, number, *(_matrix(array, (*batch, head), accumulator) for array, head in inputs))
+
+    @property
+    def kv_number(self) -> int:
+        """Of the head of keys."""
+        return self.number // self.bound.problem.groups
+
+    def rows_of(self, array: np.ndarray) -> np.ndarray:
+        """This query head's [len, d] of [*batch, heads, len, d], in the accumulator's precision."""
+        return _matrix(array, (*self.batch, self.number), self.query.dtype)
+
+    def keys_of(self, array: np.ndarray) -> np.ndarray:
+        """The same of [*batch, kv_heads, len, d]."""
+        return _matrix(array, (*self.batch, self.kv_number), self.query.dtype)
+
+    def blocks(self, rows: np.ndarray | None = None) -> Iterator["RowBlock"]:
+        """Every row, or the ``rows`` with these numbers, once."""
+        if rows is None:
+            rows = np.arange(self.bound.problem.q_len)
+        step = max(1, _PAIRS // max(1, self.bound.problem.kv_len))
+        for first in range(0, len(rows), step):
+            yield RowBlock(self, rows[first : first + step])
+
+
+def heads(bound: Bound) -> Iterator[Head]:
+    """Every head of the problem."""
+    for batch in np.ndindex(*bound.problem.batch_shape):
+        for number in range(bound.problem.heads):
+            yield Head.of(bound, batch, number)
+
+
+def _matrix(array: np.ndarray, place: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return to_float64(array[place]).astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """Some rows of one head."""
+
+    head: Head
     rows: np.ndarray
     """[rows]: their numbers."""
 
-    @property
-    def kv_head(self) -> int:
-        return self.head // self.bound.problem.groups
-
-    @property
-    def accumulator(self) -> np.dtype:
-        return np.dtype(self.bound.problem.dtype.accumulator.name)
-
     def scores(self) -> np.ndarray:
         """The scaled scores [rows, kv_len]."""
-        operands = self.bound.operands
-        query = head_rows(operands.query, self.batch, self.head, self.accumulator)[self.rows]
-        key = head_rows(operands.key, self.batch, self.kv_head, self.accumulator)
-        return np.asarray(query @ key.T * self.accumulator.type(self.bound.problem.scale))
+        head = self.head
+        return np.asarray(head.query[self.rows] @ head.key.T * head.query.dtype.type(head.bound.problem.scale))
 
-    def evaluate(self, graph: Graph, scores: np.ndarray, constants: tuple[Any, ...] = ()) -> Values:
-        """Every node of ``graph`` for the block's pairs; ``constants`` follow the call's own."""
-        problem, operands = self.bound.problem, self.bound.operands
-        b = int(np.ravel_multi_index(self.batch, problem.batch_shape)) if self.batch else 0
+    def evaluate(
+        self, graph: Graph, scores: np.ndarray, constants: tuple[np.ndarray, ...] = (),
+        arrays: tuple[np.ndarray, ...] = (),
+    ) -> Values:  # fmt: skip
+        """Every node of ``graph`` for the block's pairs. ``constants`` [rows, kv_len] and ``arrays`` follow the call's
+        own."""
+        operands = self.head.bound.operands
+        b, h, q, kv = self._indices()
         return evaluate(
-            graph, (*operands.constants, *constants), operands.arrays, score=scores, b=b, h=self.head,
-            q=self.rows[:, None], kv=np.arange(problem.kv_len), dtype=self.accumulator,
+            graph, (*operands.constants, *constants), (*operands.arrays, *arrays), score=scores, b=b, h=h, q=q, kv=kv,
+            dtype=scores.dtype,
         )  # fmt: skip
 
     def modify(self, graph: Graph, values: Values, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,34 +115,29 @@ class RowBlock:
             wrong = np.argwhere(visible & missed)
             if len(wrong):
                 row, kv = wrong[0]
-                pair = (*self.batch, self.head, self.rows[row], kv)
-                raise bounds_error(self.bound.problem, self.bound.operands, pair, float(scores[row, kv]))
+                pair = (*self.head.batch, self.head.number, self.rows[row], kv)
+                bound = self.head.bound
+                raise bounds_error(bound.problem, bound.operands, pair, float(scores[row, kv]))
         return modified, visible
 
     def visible(self) -> np.ndarray:
         """Which pairs are visible, [rows, kv_len]."""
-        graph, scores = self.bound.problem.graph, self.scores()
+        graph, scores = self.head.bound.problem.graph, self.scores()
         return self.modify(graph, self.evaluate(graph, scores), scores)[1]
 
+    def dropped(self, weights: np.ndarray) -> np.ndarray:
+        """``weights`` [rows, kv_len] after dropout."""
+        p = self.head.bound.problem.dropout_p
+        if p == 0.0:
+            return weights
+        kept = dropout.keep(self.head.bound.operands.seed, *self._indices(), p)
+        return np.where(kept, weights / weights.dtype.type(1.0 - p if p < 1.0 else 1.0), 0)
 
-def blocks(bound: Bound) -> Iterator[RowBlock]:
-    """Every row of the problem once, head by head."""
-    problem = bound.problem
-    for batch in np.ndindex(*problem.batch_shape):
-        for head in range(problem.heads):
-            yield from head_blocks(bound, batch, head, np.arange(problem.q_len))
-
-
-def head_blocks(bound: Bound, batch: tuple[int, ...], head: int, rows: np.ndarray) -> Iterator[RowBlock]:
-    """The ``rows`` of one head."""
-    step = max(1, _PAIRS // max(1, bound.problem.kv_len))
-    for first in range(0, len(rows), step):
-        yield RowBlock(bound, batch, head, rows[first : first + step])
-
-
-def head_rows(array: np.ndarray, batch: tuple[int, ...], head: int, dtype: np.dtype) -> np.ndarray:
-    """One head of [*batch, heads, len, d] as [len, d] numbers of ``dtype``."""
-    return to_float64(array[(*batch, head)]).astype(dtype, copy=False)
+    def _indices(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """b, h, q, kv of the block's pairs, to be broadcast; b counts the flattened batch."""
+        problem, batch = self.head.bound.problem, self.head.batch
+        b = np.ravel_multi_index(batch, problem.batch_shape) if batch else 0
+        return np.asarray(b), np.asarray(self.head.number), self.rows[:, None], np.arange(problem.kv_len)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +156,7 @@ def softmax(modified: np.ndarray, visible: np.ndarray, sink: float) -> Softmax:
     sees = visible.any(axis=-1)
     top = np.maximum(masked.max(axis=-1, initial=-math.inf), sink)
     # any finite shift does for a row that holds nothing, where -inf would give NaN
-    top = np.where(sees & (top != -math.inf), top, 0).astype(modified.dtype)
+    top = np.where(sees, top, 0).astype(modified.dtype)
     exponentials = np.where(visible, np.exp(masked - top[:, None]), 0)
     sink_term = np.where(sees, np.exp(sink - top), 0)
     total = np.where(sees, exponentials.sum(axis=-1) + sink_term, 1)

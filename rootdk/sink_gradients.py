@@ -4,7 +4,7 @@ import numpy as np
 
 from rootdk.gradients import Rows
 from rootdk.problem import Bound
-from rootdk.row_blocks import head_blocks, head_rows
+from rootdk.row_blocks import Head, heads
 
 __all__ = ["sink_gradient"]
 
@@ -20,29 +20,24 @@ def sink_gradient(bound: Bound, rows: Rows) -> np.ndarray:
     problem, sinks = bound.problem, bound.operands.sinks
     assert sinks is not None
     total = np.zeros(problem.heads)
-    if not problem.kv_len:
-        return total
-    for batch in np.ndindex(*problem.batch_shape):
-        for head in range(problem.heads):
-            total[head] += _of_head(bound, rows, float(sinks[head]), (batch, head))
+    if problem.kv_len:
+        for head in heads(bound):
+            total[head.number] += _of_head(head, rows, float(sinks[head.number]))
     return total
 
 
-def _of_head(bound: Bound, rows: Rows, sink: float, place: tuple[tuple[int, ...], int]) -> float:
-    batch, head = place
-    real = np.dtype(np.float64)
-    output, grad_output = (
-        head_rows(bound.canonical(array), batch, head, real) for array in (rows.output, rows.grad_output)
-    )
-    lse = bound.canonical_rows(rows.lse)[(*batch, head)].astype(real)
+def _of_head(head: Head, rows: Rows, sink: float) -> float:
+    bound = head.bound
+    output, grad_output = (head.rows_of(bound.canonical(array)) for array in (rows.output, rows.grad_output))
+    lse = head.rows_of(bound.row_view(rows.lse))[:, 0].astype(np.float64)
     with np.errstate(all="ignore"):
-        shift = -np.einsum("ij,ij->i", output, grad_output)
+        shift = -np.einsum("ij,ij->i", output, grad_output, dtype=np.float64)
         if rows.grad_lse is not None:
-            shift += bound.canonical_rows(rows.grad_lse)[(*batch, head)]
+            shift += head.rows_of(bound.row_view(rows.grad_lse))[:, 0]
         weights = np.exp(sink - lse)
         each = weights * shift
     empty = np.isneginf(lse)
     unsure = np.flatnonzero(~empty & (weights > _NEARLY_ALL) & (each != 0))
-    for block in head_blocks(bound, batch, head, unsure):
+    for block in head.blocks(unsure):
         empty[block.rows] = ~block.visible().any(axis=-1)
     return float(np.where(empty, 0, each).sum())

@@ -5,7 +5,7 @@ only what depends on every index fills [batch, heads, q_len, kv_len].
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ class Values:
 
 def evaluate(
     graph: Graph,
-    constants: tuple[int | float, ...],
+    constants: Sequence[Any],
     arrays: tuple[np.ndarray, ...],
     *,
     score: Any = 0.0,
@@ -101,7 +101,7 @@ def evaluate(
     kv: Any,
     dtype: Any = np.float64,
 ) -> Values:
-    """Every node of ``graph``, over indices and scores that broadcast against each other; floats are of ``dtype``.
+    """Every node of ``graph``, over indices, scores and constants that broadcast together; floats are of ``dtype``.
 
     A gather never reads out of bounds: where an index is, its value is some element of the array (0 if it has none),
     and ``outside`` says so. Whether that is an error depends on the pair being visible, hence on the caller.
