@@ -1,43 +1,78 @@
-"""Which weights dropout keeps: a hash of the seed and the pair's indices, so that no order of work can change it.
+"""Which weights dropout keeps: Philox-4x32-10 of the pair's indices, so that no order of work can change it.
 
-Kernels compute the same in 32-bit vector arithmetic: a state and an odd step for each row, then one multiply-add and
-one ``mix32`` for each key. Rows step differently because rows that only started differently would repeat each other's
-patterns, shifted.
+Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") turns a counter of four 32-bit
+words and a key of two into four random words. Here
+
+    key = (seed mod 2^32, seed / 2^32)        counter = (kv / 4, q, h, b)        the pair's word is number kv mod 4
+
+with rounded-down quotients, and a pair is kept where its word is at least p 2^32: exactly, for every p from 0 to 1.
+Lengths, batch size and number of heads don't enter, so a part of a problem keeps what the whole keeps there.
 """
 
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["keep", "threshold"]
+__all__ = ["KEY_STEPS", "MULTIPLIERS", "ROUNDS", "WORDS", "keep", "philox", "scale", "threshold"]
 
-UInt32s = NDArray[np.uint32]
-UInt64s = NDArray[np.uint64]
+ROUNDS = 10
+WORDS = 4
+"""Words of one counter, which belong to as many consecutive keys."""
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+"""What each round adds to the key: the golden ratio's and sqrt 3's fractions."""
+
+_LOW = 0xFFFFFFFF
 
 
 def threshold(dropout_p: float) -> int:
-    """A pair is kept where its 32-bit hash is at least this; 2**32 keeps none."""
-    return int(dropout_p * 2.0**32)
+    """A pair is kept where its word is at least this, from 0 to 2**32.
+
+    >>> threshold(0.0), threshold(0.25), threshold(1.0) == 2**32
+    (0, 1073741824, True)
+    """
+    return math.ceil(dropout_p * 2.0**32)
 
 
-def keep(seed: int, b: np.ndarray, h: np.ndarray, q: np.ndarray, kv: np.ndarray, dropout_p: float) -> np.ndarray:
+def scale(dropout_p: float) -> float:
+    """What the weights that stay are multiplied by: 1 / (1 - p), or 0 where none stays.
+
+    >>> scale(0.5), scale(1.0)
+    (2.0, 0.0)
+    """
+    return 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
+
+
+def keep(seed: int, b: Any, h: Any, q: Any, kv: Any, dropout_p: float) -> np.ndarray:
     """True where the weight of the pair stays; the indices broadcast, ``b`` counts the flattened batch."""
-    with np.errstate(over="ignore"):
-        head = _mix64(_mix64(_mix64(np.asarray(seed, np.uint64)) + b.astype(np.uint64)) + h.astype(np.uint64))
-        start, twist = head.astype(np.uint32), (head >> np.uint64(32)).astype(np.uint32)
-        row = _mix32(start + q.astype(np.uint32))
-        step = _mix32(row ^ twist) | np.uint32(1)
-        pair = _mix32(row + step * kv.astype(np.uint32))
-    return pair.astype(np.uint64) >= np.uint64(threshold(dropout_p))
+    kv = np.asarray(kv)
+    words = philox((kv // WORDS, q, h, b), (seed & _LOW, seed >> 32))
+    of_pair: np.ndarray = reduce(
+        lambda chosen, k: np.where(kv % WORDS == k, words[k], chosen), range(1, WORDS), words[0]
+    )
+    return np.asarray(of_pair >= np.uint64(threshold(dropout_p)))
 
 
-def _mix32(x: UInt32s) -> UInt32s:
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+def philox(counter: Sequence[Any], key: tuple[int, int]) -> list[np.ndarray]:
+    """The four words of Philox-4x32-10 as uint64 arrays; the counter's four words broadcast, all are below 2**32.
+
+    >>> [f"{int(word):08x}" for word in philox((0, 0, 0, 0), (0, 0))]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+    a, b, c, d = (np.asarray(word).astype(np.uint64) for word in counter)
+    for number in range(ROUNDS):
+        first, second = a * np.uint64(MULTIPLIERS[0]), c * np.uint64(MULTIPLIERS[1])
+        k0, k1 = (np.uint64(start + number * step & _LOW) for start, step in zip(key, KEY_STEPS, strict=True))
+        a, b, c, d = _high(second) ^ b ^ k0, _low(second), _high(first) ^ d ^ k1, _low(first)
+    return [a, b, c, d]
 
 
-def _mix64(x: UInt64s) -> UInt64s:
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def _high(product: Any) -> Any:
+    return product >> np.uint64(32)
+
+
+def _low(product: Any) -> Any:
+    return product & np.uint64(_LOW)

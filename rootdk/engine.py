@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from rootdk import dropout
 from rootdk.dtypes import Kind
 from rootdk.errors import BoundsError
 from rootdk.machine import Target, caches, host
@@ -98,15 +99,24 @@ def prepare(bound: Bound, output: np.ndarray, lse: np.ndarray | None, tables: tu
     narrow, proven = proofs(problem, operands, tables)
     schedule = schedule_for(target, narrow=narrow)
     if few_queries(problem, target):
-        spec = DecodeSpec(problem.dtype, problem.graph, proven, schedule)
-        return _prepare_decode(bound, output, lse, spec, target)
-    return _prepare_forward(bound, output, lse, ForwardSpec(problem.dtype, problem.graph, proven, schedule), target)
+        decode_spec = DecodeSpec(problem.dtype, problem.graph, proven, schedule)
+        return _prepare_decode(bound, output, lse, decode_spec, target)
+    spec = ForwardSpec(problem.dtype, problem.graph, proven, schedule, dropout=problem.dropout_p > 0.0)
+    return _prepare_forward(bound, output, lse, spec, target)
 
 
 def few_queries(problem: Problem, target: Target) -> bool:
-    """Whether so few lanes would hold queries that lanes of keys do better: less than a quarter of a vector."""
+    """Whether so few lanes would hold queries that lanes of keys do better: less than a quarter of a vector.
+
+    Dropout, which nobody decodes with, is left to the forward kernel.
+    """
     lanes = target.lanes(problem.dtype.accumulator.size)
-    return problem.kv_len > 0 and problem.q_len <= max(1, lanes // 4) and problem.groups * problem.q_len <= 32
+    return (
+        not problem.dropout_p
+        and problem.kv_len > 0
+        and problem.q_len <= max(1, lanes // 4)
+        and problem.groups * problem.q_len <= 32
+    )
 
 
 def _prepare_decode(
@@ -272,6 +282,12 @@ def frame_words(bound: Bound, results: dict[str, np.ndarray]) -> tuple[np.ndarra
         "heads": problem.heads, "heads_per_kv": problem.groups, "q_len": problem.q_len, "kv_len": problem.kv_len,
         "d_k": problem.d_k, "d_v": problem.d_v,
     }  # fmt: skip
+    if problem.dropout_p:
+        words |= {
+            "dropout_seed": int(np.uint64(operands.seed).view(np.int64)),
+            "dropout_limit": dropout.threshold(problem.dropout_p) - 1,
+            "dropout_scale": int(np.float64(dropout.scale(problem.dropout_p)).view(np.int64)),
+        }
     keep = []
     for name, view in {"query": operands.query, "key": operands.key, "value": operands.value, **results}.items():
         batch = _batch_offsets(view)

@@ -114,7 +114,8 @@ def prepare(
     problem, operands, target = bound.problem, bound.operands, host()
     narrow, proven = engine.proofs(problem, operands, tables)
     schedule = schedule_for(target, narrow=narrow)
-    spec = BackwardSpec(problem.dtype, problem.graph, proven, schedule, _derivative(problem.graph, wanted))
+    derivative = _derivative(problem.graph, wanted)
+    spec = BackwardSpec(problem.dtype, problem.graph, proven, schedule, derivative, dropout=problem.dropout_p > 0.0)
     captured = {slot: operands.arrays[slot].shape for slot in wanted}
     frame, keep = engine.frame_words(bound, _views(bound, rows, grads))
     tasks = _tasks(problem, captured)

@@ -193,7 +193,7 @@ def _dropout_factor(bound: Bound) -> np.ndarray:
     if p == 0.0:
         return np.ones(problem.score_shape)
     kept = dropout.keep(bound.operands.seed, *_indices(bound), p)
-    return np.where(kept, 1.0 / (1.0 - p) if p < 1.0 else 0.0, 0.0)
+    return np.where(kept, dropout.scale(p), 0.0)
 
 
 def attention_vjp(

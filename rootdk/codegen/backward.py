@@ -229,14 +229,15 @@ class _Item:
     def _write_panels(self) -> None:
         """dK, out of the unit of the scaled queries that it was summed with, and dV."""
         b = self.b
-        factor = b.splat(LN_2 if self.spec.graph.score is None else 1.0)
+        key_factor = b.splat(LN_2 if self.spec.graph.score is None else 1.0)
+        value_factor = b.splat(self.frame.dropout_scale() if self.spec.dropout else 1.0)
         key_rows, value_rows = self._operand("grad_key", self.d_k), self._operand("grad_value", self.d_v)
         with self._each_panel() as (panel, first, _), b.loop(0, panel.vectors) as n:
             row = b.index(b.add(first, b.mul(n, b.lanes)))
             column = b.at(panel.key_sums, panel.offset(0, n))
-            unpack(b, column, panel.stride, key_rows, row, lambda vector: b.ir.fmul(vector, factor))
+            unpack(b, column, panel.stride, key_rows, row, lambda vector: b.ir.fmul(vector, key_factor))
             column = b.at(panel.value_sums, panel.offset(0, n))
-            unpack(b, column, panel.stride, value_rows, row, lambda vector: vector)
+            unpack(b, column, panel.stride, value_rows, row, lambda vector: b.ir.fmul(vector, value_factor))
 
     # dQ --------------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from llvmlite import ir
 
 from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
+from rootdk.codegen.dropout import Dropout, KeyLanes
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower
@@ -114,16 +115,16 @@ class PanelGradients:
             b, panel_pointer, self.vectors, frame.word("d_k"), frame.word("d_v"), self.spec.schedule.value_rows
         )
         self.first = first
-        self.keys = [
-            lane_indices(b, b.index(b.add(first_key, n * b.lanes)), frame.word("kv_len"), self.mods.index_type)
-            for n in range(self.vectors)
-        ]
+        self.first_keys = [b.index(b.add(first_key, n * b.lanes)) for n in range(self.vectors)]
+        self.keys = [lane_indices(b, key, frame.word("kv_len"), self.mods.index_type) for key in self.first_keys]
         self.real_keys = [  # lanes past the last key repeat it
-            b.ir.icmp_signed("<", b.ir.add(b.splat(b.index(b.add(first_key, n * b.lanes))), b.lane_numbers()),
-                             b.splat(frame.word("kv_len")))
-            for n in range(self.vectors)
-        ]  # fmt: skip
+            b.ir.icmp_signed("<", b.ir.add(b.splat(key), b.lane_numbers()), b.splat(frame.word("kv_len")))
+            for key in self.first_keys
+        ]
         self.environment = self.mods.environment(frame, {"b": batch, "h": head})
+        self.drops = None
+        if self.spec.dropout:
+            self.drops = KeyLanes(Dropout(frame, batch, head), first, self.first_keys, frame.word("kv_len"))
         rows = self.spec.schedule.query_block + self.spec.schedule.score_rows
         weights, raw, products = (self._tile(b.at(scores, self._tile_bytes(rows) * part)) for part in range(3))
         raw_scores(weights, block.queries, block.query_stride, count, self.panel.keys, self.panel.d_k)
@@ -171,13 +172,21 @@ class PanelGradients:
                 b.store_lanes(weight, weights.pointer, weights.offset(i, n))
 
     def _differentiate(self, weights: ScoreTile, raw: ScoreTile, products: ScoreTile, gradients: ir.Value) -> None:
-        """Score gradients over the products, and into the group's [rows, GROUP] block that dQ is computed from."""
+        """Score gradients over the products, and into the group's [rows, GROUP] block that dQ is computed from.
+
+        Dropout's share comes here, as dS needs the weights before it and dV those after.
+        """
         b = self.b
         with b.loop(0, self.count) as i:
             delta = self._row_number(i, 1)
+            kept = self.drops.kept(i) if self.drops else []
             for n in range(self.vectors):
                 weight = b.load_lanes(weights.pointer, weights.offset(i, n))
                 product = b.load_lanes(products.pointer, products.offset(i, n))
+                if self.drops:
+                    dropped = self.drops.dropout.drop(weight, kept[n])
+                    b.store_lanes(dropped, weights.pointer, weights.offset(i, n))
+                    product = self.drops.dropout.grow(product, kept[n])
                 hidden = is_hidden_weight(b, weight) if self.mods.may_hide else None
                 gradient = b.ir.fmul(weight, b.ir.fsub(product, delta))
                 gradient = self._keep_hidden(gradient, hidden)

@@ -85,17 +85,18 @@ class Builder:
     def scalar(self, value: float) -> ir.Constant:
         return ir.Constant(self.real, float(value))
 
-    def splat(self, value: float | ir.Value) -> ir.Value:
-        """``value`` in every lane; a vector stays as it is."""
+    def splat(self, value: float | ir.Value, lanes: int | None = None) -> ir.Value:
+        """``value`` in every lane, of which there are ``self.lanes`` unless given; a vector stays as it is."""
         if isinstance(value, int | float):
             value = self.scalar(value)
         if isinstance(value.type, ir.VectorType):
             return value
-        vector = ir.VectorType(value.type, self.lanes)
+        lanes = lanes or self.lanes
+        vector = ir.VectorType(value.type, lanes)
         if isinstance(value, ir.Constant):
-            return ir.Constant(vector, [value] * self.lanes)
+            return ir.Constant(vector, [value] * lanes)
         one = self.ir.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(I32, 0))
-        return self.ir.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, self.lanes), [0] * self.lanes))
+        return self.ir.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
     def lane_numbers(self, integer: ir.IntType = I64) -> ir.Constant:
         return ir.Constant(ir.VectorType(integer, self.lanes), list(range(self.lanes)))

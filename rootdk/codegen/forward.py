@@ -45,10 +45,8 @@ class _Task:
     def __init__(self, entry: Builder, spec: ForwardSpec) -> None:
         self.spec, self.schedule = spec, spec.schedule
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
-        self.routines = PanelRoutines(entry, spec.dtype, self.mods, self.schedule.value_rows)
-        self.attend = [
-            AttendKernel(entry, self.mods, self.schedule, vectors) for vectors in range(1, self.schedule.vectors + 1)
-        ]
+        self.routines = PanelRoutines(entry, spec, self.mods)
+        self.attend = [AttendKernel(entry, spec, self.mods, vectors) for vectors in range(1, self.schedule.vectors + 1)]
         self.visibility = Visibility(entry, spec.graph)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
         frame_pointer, self.scratch, number = b.function.args

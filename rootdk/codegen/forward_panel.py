@@ -8,13 +8,14 @@ from typing import ClassVar
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
+from rootdk.codegen.dropout import Dropout
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.online_softmax import LaneStats, Softmax, is_hidden_weight
 from rootdk.codegen.panels import Rows, pack, unpack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.dtypes import DType
-from rootdk.planning.schedule import Schedule
+from rootdk.dropout import WORDS
+from rootdk.planning.schedule import ForwardSpec
 
 __all__ = ["AttendKernel", "PanelRoutines", "padded_width"]
 
@@ -77,8 +78,8 @@ class PanelMemory:
 class PanelRoutines:
     """What happens to a panel outside the hot loops: functions of (frame, panel, vectors, ...) for every width."""
 
-    def __init__(self, entry: Builder, dtype: DType, mods: Mods, value_rows: int) -> None:
-        self.entry, self.dtype, self.value_rows = entry, dtype, value_rows
+    def __init__(self, entry: Builder, spec: ForwardSpec, mods: Mods) -> None:
+        self.entry, self.spec, self.dtype, self.value_rows = entry, spec, spec.dtype, spec.schedule.value_rows
         # Without a score function the factor log2 e of exp(x) = exp2(x log2 e) rides on the queries' scale.
         self.log2_scores = mods.graph.score is None
         self.start = self._start()
@@ -140,6 +141,8 @@ class PanelRoutines:
         with b.loop(0, panel.vectors) as n:
             row = b.index(b.add(first, b.mul(n, b.lanes)))
             factor, row_lse = softmax.normalised(panel.stats(PanelMemory.TOTAL, n), sink)
+            if self.spec.dropout:
+                factor = b.ir.fmul(factor, b.splat(frame.dropout_scale()))
             self._store_lse(b, frame, lse, row, row_lse)
             column = b.at(panel.output(PanelMemory.TOTAL), panel.offset(0, n))
             unpack(b, column, panel.stride, rows, row, lambda vector, factor=factor: b.ir.fmul(vector, factor))
@@ -156,9 +159,9 @@ class PanelRoutines:
 class AttendKernel:
     """The hot loops for panels ``vectors`` wide: one panel against one block of keys."""
 
-    def __init__(self, entry: Builder, mods: Mods, schedule: Schedule, vectors: int) -> None:
-        self.entry, self.mods, self.schedule, self.vectors = entry, mods, schedule, vectors
-        self.shape = schedule.tiles[vectors - 1]
+    def __init__(self, entry: Builder, spec: ForwardSpec, mods: Mods, vectors: int) -> None:
+        self.entry, self.spec, self.schedule, self.mods, self.vectors = entry, spec, spec.schedule, mods, vectors
+        self.shape = self.schedule.tiles[vectors - 1]
         self.function = self._attend()
 
     def _attend(self) -> ir.Function:
@@ -191,6 +194,8 @@ class AttendKernel:
         softmax = Softmax(b, log2_scores=self.mods.graph.score is None)
         stats = [panel.stats(PanelMemory.CHUNK, n) for n in range(self.vectors)]
         factors = softmax.block(scores, count, self.vectors, stats, hides=self.mods.may_hide)
+        if self.spec.dropout:
+            self._drop(frame, tile, count, first, leaves)
         self._add_values(tile, panel, values, value_stride, count, factors)
         return b.finish()
 
@@ -230,6 +235,21 @@ class AttendKernel:
                 }
                 here = replace(environment, leaves={**leaves, "score": score, "q": query, "kv": key}, given=given)
                 b.store_lanes(self.mods.modify(b, score, here, masked=masked), tile.pointer, tile.offset(j, n))
+
+    def _drop(
+        self, frame: Frame, tile: ScoreTile, count: ir.Value, first: ir.Value, leaves: dict[str, ir.Value]
+    ) -> None:
+        """Zero weights in place, four keys at a time: blocks start at multiples of four, and have room for as many."""
+        b, dropout = tile.b, Dropout(frame, leaves["b"], leaves["h"])
+        queries = [
+            lane_indices(b, b.index(b.add(first, n * b.lanes)), frame.word("q_len"), I64) for n in range(self.vectors)
+        ]
+        with b.loop(0, count, WORDS) as j:
+            for n, query in enumerate(queries):
+                for r, words in enumerate(dropout.words_of_queries(query, b.ir.add(leaves["kv"], j))):
+                    offset = tile.offset(b.add(j, r), n)
+                    weight = dropout.drop(b.load_lanes(tile.pointer, offset), dropout.kept(words))
+                    b.store_lanes(weight, tile.pointer, offset)
 
     def _add_values(
         self,

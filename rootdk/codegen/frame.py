@@ -10,6 +10,7 @@ from rootdk.planning.frame import FRAME
 
 __all__ = ["Frame"]
 
+
 @dataclass(frozen=True)
 class Frame:
     """Reads the frame's words inside a function."""
@@ -36,6 +37,10 @@ class Frame:
     def scale(self) -> ir.Value:
         """What queries are multiplied by, a float64."""
         return self.b.load(ir.DoubleType(), self.place("scale"), align=8)
+
+    def dropout_scale(self) -> ir.Value:
+        """What dropout multiplies the weights that stay by, an accumulator."""
+        return self.b.narrowed(self.b.load(ir.DoubleType(), self.place("dropout_scale"), align=8))
 
     def query_factor(self, log2_scores: bool) -> ir.Value:
         """The scale as an accumulator; with log2 e in it where scores are to be exponents of 2."""

@@ -33,6 +33,8 @@ _SHAPE_WORDS = (
     "scratch_bytes",
     # float64 bits: what queries are multiplied by
     "scale",
+    # of dropout: 64 bits; a weight stays where its word exceeds the limit, an unsigned number; float64 bits: its factor
+    "dropout_seed", "dropout_limit", "dropout_scale",
     # 0 or 1: rows of keys or values are copied to scratch block by block
     "pack_key", "pack_value",
     # backward: items are chunks of the keys of one key head; a task is a lot of consecutive items

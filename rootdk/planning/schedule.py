@@ -63,6 +63,7 @@ class ForwardSpec:
     proven: frozenset[int]
     """Gathers whose indices are in range wherever the problem evaluates them."""
     schedule: Schedule
+    dropout: bool
 
     ENTRY: ClassVar = "forward"
 
@@ -100,6 +101,7 @@ class BackwardSpec:
     schedule: Schedule
     derivative: Derivative | None
     """None where the graph has no score function."""
+    dropout: bool
 
     ENTRY: ClassVar = "backward"
 
