@@ -23,7 +23,7 @@ from rootdk.mods.tile_gathers import tile_gathers
 from rootdk.planning.frame import FRAME
 from rootdk.planning.packing import decode_packing_reasons, packing_reasons
 from rootdk.planning.partition import Partition, panel_bytes, partition, worth_threads
-from rootdk.planning.schedule import DecodeSpec, ForwardSpec, schedule_for
+from rootdk.planning.schedule import DECODE_KEY_VECTORS, DecodeSpec, ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
 from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels
@@ -132,8 +132,9 @@ def _prepare_decode(
     padded, width, depth = (-(-n // step) * step for n, step in ((rows, 4), (problem.d_v, lanes), (problem.d_k, lanes)))
     state = (width + 2 * lanes) * size
     # scores, a panel of keys, a block of values, queries, row states, rescale factors: as codegen.decode lays them out
-    scratch = padded * ((schedule.block + 2 * lanes) * size + depth * size + state + lanes * size)
-    scratch += 2 * problem.d_k * lanes * size + schedule.block * width * size
+    keys = DECODE_KEY_VECTORS * lanes
+    scratch = padded * ((schedule.block + keys) * size + depth * size + state + lanes * size)
+    scratch += keys * problem.d_k * size + schedule.block * width * size
     workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, heads * chunks))
     words = {
         "tasks": heads * chunks, "kv_heads": problem.kv_heads, "scratch_bytes": -(-scratch // 64) * 64,

@@ -25,13 +25,10 @@ from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
 from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
-from rootdk.planning.schedule import DecodeSpec
+from rootdk.planning.schedule import DECODE_KEY_VECTORS, DecodeSpec
 
 __all__ = ["decode_module"]
 
-_KEY_VECTORS = 2
-"""Vectors of keys transposed at a time."""
-_VALUE_VECTORS = 4
 _VALUES_AHEAD = 16
 _HEIGHTS = (1, 4)
 """Rows of the micro-kernel: a lone row, or four, the last of which may be padding."""
@@ -69,7 +66,7 @@ class _Task:
     """(frame, scratch, number)."""
 
     def __init__(self, entry: Builder, spec: DecodeSpec) -> None:
-        self.spec, self.schedule = spec, spec.schedule
+        self.spec, self.schedule, self.vectors = spec, spec.schedule, spec.schedule.column_vectors
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.visibility = Visibility(entry, spec.graph)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
@@ -90,9 +87,9 @@ class _Task:
     def _memory(self) -> None:
         """Scratch memory: scores of a block, a packed panel of keys, a packed block of values, queries, the totals."""
         b, frame = self.b, self.frame
-        self.score_bytes = (self.schedule.block + _KEY_VECTORS * b.lanes) * b.size
+        self.score_bytes = (self.schedule.block + DECODE_KEY_VECTORS * b.lanes) * b.size
         self.panel = b.at(self.scratch, b.mul(self.padded_rows, self.score_bytes))
-        self.value_pack = b.at(self.panel, b.mul(self.d_k, _KEY_VECTORS * b.lanes * b.size))
+        self.value_pack = b.at(self.panel, b.mul(self.d_k, DECODE_KEY_VECTORS * b.lanes * b.size))
         self.width = b.index(b.round_up(self.d_v, b.lanes))
         self.value_stride = b.index(b.mul(self.width, b.size))
         queries = b.at(self.value_pack, b.mul(self.value_stride, self.schedule.block))
@@ -192,17 +189,17 @@ class _Task:
 
     def _scores(self, block: ir.Value, count: ir.Value, lone: ir.Value) -> None:
         """[rows, keys of the block]: panels of keys are transposed, and all rows of queries broadcast over them."""
-        b, width = self.b, _KEY_VECTORS * self.b.lanes
+        b, width = self.b, DECODE_KEY_VECTORS * self.b.lanes
         keys = self._operand("key", self.kv_head, self.kv_len, self.d_k)
         with b.loop(0, count, width) as j:
-            for n in range(_KEY_VECTORS):
+            for n in range(DECODE_KEY_VECTORS):
                 column = b.at(self.panel, n * b.lanes * b.size)
                 first = b.index(b.add(b.ir.add(block, j), n * b.lanes))
                 pack(b, keys, first, column, width * b.size, lambda value: value, prefetch=width)
             place = b.at(self.scratch, b.mul(j, b.size))
 
             def product(height: int, place: ir.Value = place) -> None:
-                tile = ScoreTile(b, place, _KEY_VECTORS, height, self.score_bytes)
+                tile = ScoreTile(b, place, DECODE_KEY_VECTORS, height, self.score_bytes)
                 raw_scores(tile, self.queries, self.query_stride, self.padded_or_one(height), self.panel, self.d_k)
 
             b.choose(lone, lambda: product(1), lambda: product(4))
@@ -284,10 +281,10 @@ class _Task:
     def _add_values(self, values: ir.Value, stride: ir.Value, count: ir.Value, height: int) -> None:
         """output = factor * output + weights V, for ``height`` rows and a few vectors of columns at a time."""
         b = self.b
-        whole = b.round_down(self.width, _VALUE_VECTORS * b.lanes)
+        whole = b.round_down(self.width, self.vectors * b.lanes)
         with b.loop(0, self.padded_or_one(height), height) as row:
-            with b.loop(0, whole, _VALUE_VECTORS * b.lanes) as c:
-                self._add_columns(row, c, (height, _VALUE_VECTORS), (values, stride), count)
+            with b.loop(0, whole, self.vectors * b.lanes) as c:
+                self._add_columns(row, c, (height, self.vectors), (values, stride), count)
             with b.loop(whole, self.width, b.lanes) as c:
                 self._add_columns(row, c, (height, 1), (values, stride), count)
 

@@ -8,12 +8,16 @@ from rootdk.machine import Target
 from rootdk.mods.expr import Graph
 
 __all__ = [
-    "KEY_CHUNK", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec", "Schedule", "TileShape", "schedule_for",
+    "DECODE_KEY_VECTORS", "KEY_CHUNK", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec", "Schedule", "TileShape", "schedule_for",
 ]  # fmt: skip
 
 
 KEY_CHUNK = 960
 """Keys per chunk of the backward pass, whole groups of its panels. Like ``Schedule.chunk`` it is part of the result."""
+
+
+DECODE_KEY_VECTORS = 2
+"""Vectors of keys that decoding transposes at a time; 4 measured no better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Schedule:
     do not depend on how chunks are shared out. It is part of the result: changing it changes rounding."""
     query_block: int = 64
     """Queries per block of the backward pass: its scores and their gradients stay in L1."""
+    column_vectors: int = 2
+    """Vectors of values' columns that four queries are multiplied with at a time when decoding."""
     narrow: bool = True
     """Every integer of the mods fits 32 bits, proven for this problem: indices then fill lanes as floats do."""
 
@@ -117,5 +123,5 @@ def schedule_for(target: Target, *, narrow: bool) -> Schedule:
     wide has no reuse of broadcasts, and takes rows enough to keep two FMA pipes of latency four busy.
     """
     if target.registers >= 32:
-        return Schedule((TileShape(8, 8), TileShape(8, 8), TileShape(8, 8)), narrow=narrow)
+        return Schedule((TileShape(8, 8), TileShape(8, 8), TileShape(8, 8)), column_vectors=4, narrow=narrow)
     return Schedule((TileShape(8, 8), TileShape(4, 4), TileShape(4, 4)), narrow=narrow)
