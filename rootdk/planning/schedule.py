@@ -8,7 +8,8 @@ from rootdk.machine import Target
 from rootdk.mods.expr import Graph
 
 __all__ = [
-    "DECODE_KEY_VECTORS", "KEY_CHUNK", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec", "Schedule", "TileShape", "schedule_for",
+    "DECODE_KEY_VECTORS", "KEY_CHUNK", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec", "Schedule",
+    "TileShape", "schedule_for",
 ]  # fmt: skip
 
 
