@@ -143,9 +143,7 @@ def run(
 
     Returns the gradients of the captured arrays that were wanted, by slot: float64, of the array's shape.
     """
-    lots = [
-        {slot: np.zeros(shape) for slot, shape in prepared.captured.items()} for _ in range(max(1, prepared.tasks))
-    ]
+    lots = [{slot: np.zeros(shape) for slot, shape in prepared.captured.items()} for _ in range(max(1, prepared.tasks))]
     if prepared.tasks:
         _run_kernel(prepared, inputs, _views_by_address(rows, grads), captured, lots)
     else:
@@ -173,6 +171,7 @@ def _run_kernel(
             **dict(zip(("constants", "arrays", "tables"), captured.words, strict=True)),
             "head_sums": address(sums), "turns": address(turns), "grad_arrays": address(lot_table),
         }  # fmt: skip
+        assert words.keys() <= set(CALL_WORDS)
         _CALL.pack_into(workspace.frame, 0, *(words.get(name, 0) for name in CALL_WORDS), prepared.frame)
         threads.run(prepared.kernel, workspace.frame_address, prepared.threads)
         fault = _FAULT.unpack_from(workspace.frame, _FAULT_OFFSET)
