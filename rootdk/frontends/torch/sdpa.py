@@ -11,6 +11,7 @@ from rootdk.frontends.torch import operators
 from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
 from rootdk.frontends.torch.modes import cast_for_autocast, seen_by_torch, transformed
+from rootdk.frontends.torch.tensors import unreadable
 from rootdk.frontends.torch.transforms import Forward
 
 __all__ = ["scaled_dot_product_attention"]
@@ -62,6 +63,8 @@ def _check_tensors(query: Any, key: Any, value: Any) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise DTypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if tensor.is_nested or tensor.layout is not torch.strided:
+            raise unreadable(name, tensor)
         if tensor.ndim < 2:
             raise ShapeError(f"{name}: expected [..., len, d], got shape {tuple(tensor.shape)}")
         if tensor.dtype is not query.dtype:

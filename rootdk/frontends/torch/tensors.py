@@ -9,7 +9,7 @@ from torch import Tensor
 from rootdk.dtypes import BFLOAT16_BITS
 from rootdk.errors import ArgumentError, DTypeError
 
-__all__ = ["FLOATS", "as_tensor", "as_view", "refusal"]
+__all__ = ["FLOATS", "as_tensor", "as_view", "refusal", "unreadable"]
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -27,6 +27,11 @@ def refusal(tensor: Tensor) -> str | None:
     return None
 
 
+def unreadable(name: str, tensor: Tensor) -> ArgumentError:
+    """The error for a tensor that ``refusal`` gives a reason against."""
+    return ArgumentError(f"{name}: expected a dense tensor in this machine's memory, but {refusal(tensor)}")
+
+
 def as_view(name: str, tensor: Any) -> np.ndarray:
     """``tensor`` as an ndarray that shares its memory, bfloat16 as its bits; named ``name`` in errors.
 
@@ -34,9 +39,8 @@ def as_view(name: str, tensor: Any) -> np.ndarray:
     """
     if not isinstance(tensor, Tensor):
         raise DTypeError(f"{name}: expected a tensor, got {type(tensor).__name__}; convert it: torch.as_tensor({name})")
-    reason = refusal(tensor)
-    if reason is not None:
-        raise ArgumentError(f"{name}: expected a dense tensor in this machine's memory, but {reason}")
+    if refusal(tensor) is not None:
+        raise unreadable(name, tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
