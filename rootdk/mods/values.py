@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,9 @@ class FunctionMask(Mask):
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         return tracer.call(self.function, b, h, q, kv, what="mask")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
 
     def __repr__(self) -> str:
         return self.text
@@ -187,6 +192,9 @@ class Score:
         """The score of key ``kv`` for query ``q``, as a float symbol."""
         return tracer.call(self.function, score, b, h, q, kv, what="score_mod")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
+
     def __repr__(self) -> str:
         return self.text
 
@@ -204,9 +212,34 @@ def as_score(value: Any) -> Score:
     return Score(value, f"score({_name(value)})")
 
 
+def _ready_made(function: Any) -> bool:
+    return getattr(function, "__module__", None) in ("rootdk.masks", "rootdk.scores")
+
+
+def _reduced(value: FunctionMask | Score) -> tuple[Any, ...]:
+    """For pickle and copy: how to make ``value`` again.
+
+    A ready-made function is local to its constructor, bears its name and captures its arguments, so that is called once
+    more; any other function must be found by its name.
+    """
+    function = value.function
+    if not _ready_made(function):
+        return type(value), (function, value.text)
+    contents = [cell.cell_contents for cell in function.__closure__ or ()]
+    captured = dict(zip(function.__code__.co_freevars, contents, strict=True))
+    return _made_again, (function.__module__, function.__name__, captured)
+
+
+def _made_again(module: str, name: str, captured: dict[str, Any]) -> FunctionMask | Score:
+    constructor = getattr(import_module(module), name)
+    wanted = signature(constructor).parameters
+    made: FunctionMask | Score = constructor(**{name: captured[name] for name in wanted if name in captured})
+    return made
+
+
 def _captures_numbers_only(function: Any) -> bool:
     # only of ready-made functions: what a user's own reads through globals and objects may change between calls
-    if getattr(function, "__module__", None) not in ("rootdk.masks", "rootdk.scores"):
+    if not _ready_made(function):
         return False
     return all(isinstance(cell.cell_contents, int | float | str | None) for cell in function.__closure__ or ())
 
