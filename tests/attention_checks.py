@@ -70,8 +70,8 @@ def assert_right(query: np.ndarray, key: np.ndarray, value: np.ndarray, **option
     """``rootdk.attention`` agrees with the reference about as well as the reference does with itself.
 
     That is: up to four times the error that the reference makes in the accumulator's type, and the rounding to the
-    output's type. Where few elements, or a sum in another order, make that error small: up to the error of a score,
-    to which the roundings of a sum of products add up like a random walk, to eps |query| |key| at 4 standard deviations.
+    output's type. Where few elements, or a sum in another order, make that error small: up to the error of a score.
+    The roundings of a sum of products add up like a random walk, to eps |query| |key| at 4 standard deviations.
     """
     output, lse = rootdk.attention(query, key, value, return_lse=True, **options)
     accumulator = lse.dtype

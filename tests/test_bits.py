@@ -67,6 +67,7 @@ def test_repeated_call(dtype: Any) -> None:
     assert_same(attend(*arrays), attend(*arrays))
 
 
+@pytest.mark.core
 def test_number_of_threads(options: dict[str, Any], threads: Any) -> None:
     found = []
     for number in (1, 2, 3):
@@ -128,6 +129,7 @@ DECODED = [1, 2, 5, 8, 24, 30]
 """Queries in one call: token by token, and in chunks of several sizes."""
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("size", DECODED)
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_prefill_in_chunks(dtype: Any, size: int) -> None:
@@ -140,6 +142,7 @@ def test_prefill_in_chunks(dtype: Any, size: int) -> None:
         assert_same(rows, part(whole, slice(None), slice(None), slice(start, end)))
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kv_len", [1, 127, 128, 129, 1023, 1024, 1025, 2048, 2049, 3000])
 def test_one_query_is_a_row_of_many(kv_len: int) -> None:
     query, key, value = random((2, 40, D_K), (2, kv_len, D_K), (2, kv_len, D_V))

@@ -49,6 +49,7 @@ def test_first_blocks_wholly_hidden(kv_len: int, how: str) -> None:
     np.testing.assert_allclose(output[:, 0], expected, rtol=1e-6)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kv_len", [3, 600, 2500])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nan_query_is_nan_in_its_row_alone(dtype: Any, kv_len: int) -> None:
@@ -65,6 +66,7 @@ def test_nan_query_is_nan_in_its_row_alone(dtype: Any, kv_len: int) -> None:
 # tails
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kv_len", [1, 2, 7, 31, 33, 38, 63, 64, 65, 127, 128, 129, 257, 1023, 1025])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nothing_beyond_the_last_key_is_read(dtype: Any, kv_len: int) -> None:
@@ -79,6 +81,7 @@ def test_nothing_beyond_the_last_key_is_read(dtype: Any, kv_len: int) -> None:
 @pytest.mark.parametrize(
     "q_len", [1, 2, 7, 8, 9, 23, 24, 25, 31, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 129, 257]
 )
+@pytest.mark.core
 def test_nothing_beyond_the_last_query_is_read_or_written(q_len: int) -> None:
     query, key, value = random((2, q_len, 9), (2, 40, 9), (2, 40, 5))
     assert_same(rootdk.attention(inside_nan(query), key, value), rootdk.attention(query, key, value))
@@ -150,6 +153,7 @@ def test_half_precision_is_no_worse_than_eager(dtype: Any) -> None:
 HEAD_DIMS = [1, 2, 3, 5, 6, 7, 17, 31, 80, 96, 112, 192, 256, 576]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("d_k", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_head_dimension(dtype: Any, d_k: int) -> None:
@@ -168,6 +172,7 @@ def test_zero_columns_change_nothing(dtype: Any) -> None:
 # where arrays come from
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("how", VIEWS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_views_equal_contiguous_arrays(dtype: Any, how: str) -> None:
@@ -203,6 +208,7 @@ def test_inputs_stay_as_they_were() -> None:
 # heads
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (48, 2), (40, 2), (80, 4), (6, 3), (5, 1), (64, 8)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_heads_share_key_heads(dtype: Any, heads: int, kv_heads: int) -> None:
@@ -212,6 +218,7 @@ def test_heads_share_key_heads(dtype: Any, heads: int, kv_heads: int) -> None:
     np.testing.assert_allclose(output[..., 0].astype(np.float64), np.repeat(expected[:, None], 2, 1), rtol=1e-6)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("empty", ["batch", "heads", "kv_heads", "q_len", "kv_len", "d_k", "d_v"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_empty_dimensions(dtype: Any, empty: str) -> None:

@@ -66,6 +66,7 @@ def test_hidden_keys_and_values(kv_len: int, hide: Callable[[np.ndarray], Option
     assert not np.isnan(expected[0]).any()
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_hidden_keys_and_values_of_every_dtype(dtype: Any, poison: float) -> None:
@@ -92,6 +93,7 @@ def dense(mask: Any, q_len: int, kv_len: int) -> np.ndarray:
     return np.asarray(rootdk.attention(*arrays, mask=mask) > 0)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("q_len", [1, 8, 50, 150])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("where", ["key", "value", "both"])
