@@ -36,7 +36,7 @@ ALLOWED = {
     "plans": {"errors", "mods", "planning", "engine", "roofline", "runtime"} | PROBLEM,
     "calls": {"errors", "dtypes", "mods", "planning", "engine", "runtime"} | PROBLEM,
     "gradients": {"errors", "dtypes", "machine", "mods", "planning", "codegen", "runtime", "engine"} | PROBLEM,
-    "row_blocks": {"dtypes", "mods"} | PROBLEM,
+    "row_blocks": {"dtypes", "dropout", "mods"} | PROBLEM,
     "sink_gradients": {"gradients", "row_blocks"} | PROBLEM,
     "second_order": {"errors", "dtypes", "dropout", "mods", "row_blocks"} | PROBLEM,
     "pullback": {"errors", "dtypes", "mods", "engine", "gradients", "sink_gradients"} | PROBLEM,
