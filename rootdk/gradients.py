@@ -75,6 +75,8 @@ class Prepared:
     spec: BackwardSpec
     captured: dict[int, tuple[int, ...]]
     """Slot -> shape of each captured array whose gradient is wanted."""
+    shares: bool
+    """All tasks add to the same gradients of captured arrays, each to a part of its own."""
     threads: int
     tasks: int
     """0 where there is nothing to add up: every gradient is zero."""
@@ -118,7 +120,10 @@ def prepare(
     spec = BackwardSpec(problem.dtype, problem.graph, proven, schedule, derivative, dropout=problem.dropout_p > 0.0)
     captured = {slot: operands.arrays[slot].shape for slot in wanted}
     frame, keep = engine.frame_words(bound, _views(bound, rows, grads))
-    tasks = _tasks(problem, captured)
+    shares = derivative is not None and _shares(problem, derivative)
+    tasks = _tasks(problem, {} if shares else captured)
+    if shares:
+        tasks = min(tasks, problem.batch * problem.kv_heads)  # the chunks of one head would meet
     workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, tasks))
     lanes = target.lanes(problem.dtype.accumulator.size)
     sums = (problem.batch * problem.heads, problem.q_len + schedule.score_rows, -(-problem.d_k // lanes) * lanes)
@@ -132,7 +137,7 @@ def prepare(
         frame[FRAME[name]] = word
     tail = frame[len(CALL_WORDS) :].tobytes() + bytes(_FAULT.size)
     kernel = _kernel(spec, target)
-    return Prepared(problem, spec, captured, workers, tasks, scratch * workers, sums, kernel, tail, keep)
+    return Prepared(problem, spec, captured, shares, workers, tasks, scratch * workers, sums, kernel, tail, keep)
 
 
 def run(
@@ -143,7 +148,8 @@ def run(
 
     Returns the gradients of the captured arrays that were wanted, by slot: float64, of the array's shape.
     """
-    lots = [{slot: np.zeros(shape) for slot, shape in prepared.captured.items()} for _ in range(max(1, prepared.tasks))]
+    count = 1 if prepared.shares else max(1, prepared.tasks)
+    lots = [{slot: np.zeros(shape) for slot, shape in prepared.captured.items()} for _ in range(count)]
     if prepared.tasks:
         _run_kernel(prepared, inputs, _views_by_address(rows, grads), captured, lots)
     else:
@@ -162,7 +168,7 @@ def _run_kernel(
     problem = prepared.problem
     sums = np.zeros(prepared.sums, problem.dtype.accumulator.name)
     turns = np.zeros(problem.batch * problem.kv_heads, np.int64)
-    lot_table = _lot_table(problem.graph, lots)
+    lot_table = _lot_table(problem.graph, lots * prepared.tasks if prepared.shares else lots)
     workspace = borrow(_FRAME_BYTES, prepared.scratch_bytes)
     try:
         words = {
@@ -239,6 +245,20 @@ def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]]) -> int:
         size = 8 * sum(math.prod(shape) for shape in captured.values())
         return max(1, min(heads * chunks, _LOTS, _LOT_BYTES // max(1, size)))
     return heads * chunks if heads < 2 * threads.get_num_threads() else heads
+
+
+def _shares(problem: Problem, derivative: Derivative) -> bool:
+    """Whether no two heads read the same element of an array whose gradient is wanted: a bias of [batch, heads, ...].
+
+    Their gradients can then be summed in place, where lots would each need memory of the array's size.
+    """
+
+    def own(node: int) -> bool:
+        indices = [derivative.graph.nodes[arg] for arg in derivative.graph.nodes[node].args]
+        leaves = {index.attr for index in indices if index.op == "index"}
+        return (problem.heads == 1 or "h" in leaves) and (problem.batch == 1 or "b" in leaves)
+
+    return all(own(node) for node, _ in derivative.captured)
 
 
 def _lot_table(graph: Graph, lots: list[dict[int, np.ndarray]]) -> np.ndarray:

@@ -19,7 +19,7 @@ from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
 from rootdk.codegen.dropout import Dropout, KeyLanes
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
-from rootdk.codegen.lower_expr import Environment, lower
+from rootdk.codegen.lower_expr import Environment, lower, runs_along
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, Softmax, is_hidden_weight
 from rootdk.codegen.scatter import scatter_add
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
@@ -150,6 +150,12 @@ class PanelGradients:
         b = self.b
         return b.splat(b.load(b.real, self.block.numbers, b.add(b.mul(row, 2 * b.size), which * b.size)))
 
+    def _environment(self, row: ir.Value, n: int, score: ir.Value) -> Environment:
+        """Of one row and lane vector."""
+        end = self.b.ir.add(self.first_keys[n], self.b.index(self.b.lanes))
+        whole = self.b.ir.icmp_signed("<=", end, self.frame.word("kv_len"))
+        return replace(self.environment, leaves=self._leaves(row, n, score), consecutive=("kv", whole))
+
     def _leaves(self, row: ir.Value, n: int, score: ir.Value) -> Mapping[str, ir.Value]:
         query = self.b.ir.add(self.first, row)
         return {**self.environment.leaves, "score": score, "q": query, "kv": self.keys[n]}
@@ -163,8 +169,7 @@ class PanelGradients:
                 score = b.load_lanes(weights.pointer, weights.offset(i, n))
                 if self.spec.needs_raw_scores:
                     b.store_lanes(score, raw.pointer, raw.offset(i, n))
-                here = replace(self.environment, leaves=self._leaves(i, n, score))
-                score = self.mods.modify(b, score, here, masked=masked)
+                score = self.mods.modify(b, score, self._environment(i, n, score), masked=masked)
                 weight = softmax.exponential(b.ir.fsub(score, lse))
                 if self.mods.may_hide:
                     hidden = b.ir.fcmp_ordered("==", score, b.splat(float("-inf")))
@@ -192,7 +197,9 @@ class PanelGradients:
                 gradient = self._keep_hidden(gradient, hidden)
                 if self.spec.needs_raw_scores:
                     score = b.load_lanes(raw.pointer, raw.offset(i, n))
-                    gradient = self._through_score_mod(gradient, hidden, self._leaves(i, n, score), self.real_keys[n])
+                    gradient = self._through_score_mod(
+                        gradient, hidden, self._environment(i, n, score), self.real_keys[n]
+                    )
                 b.store_lanes(gradient, products.pointer, products.offset(i, n))
                 b.store(gradient, gradients, b.add(b.mul(i, GROUP * b.size), n * b.lanes * b.size), b.size)
 
@@ -200,7 +207,7 @@ class PanelGradients:
         return gradient if hidden is None else self.b.ir.select(hidden, self.b.splat(HIDDEN_WEIGHT), gradient)
 
     def _through_score_mod(
-        self, gradient: ir.Value, hidden: ir.Value | None, leaves: Mapping[str, ir.Value], real: ir.Value
+        self, gradient: ir.Value, hidden: ir.Value | None, environment: Environment, real: ir.Value
     ) -> ir.Value:
         """Chain rule: the raw score's gradient; captured arrays' gradients are added where they belong."""
         b, derivative = self.b, self.spec.derivative
@@ -209,7 +216,7 @@ class PanelGradients:
         indices = [arg for node, _ in derivative.captured for arg in derivative.graph.nodes[node].args]
         own = [] if derivative.score is None else [derivative.score]
         visible = b.ir.not_(hidden)
-        environment: Environment = replace(self.environment, leaves=leaves, visible=visible)
+        environment = replace(environment, visible=visible)
         values = iter(lower(b, derivative.graph, [*own, *wanted, *indices], environment))
         slope = next(values) if own else b.scalar(0.0)
         slopes = [next(values) for _ in wanted]
@@ -218,11 +225,10 @@ class PanelGradients:
             gather = derivative.graph.nodes[node]
             assert isinstance(gather.attr, int)
             addend = b.ir.select(adds, b.ir.fmul(gradient, b.splat(captured_slope)), b.splat(0.0))
-            scatter_add(
-                b, derivative.graph.arrays[gather.attr],
-                b.at(self.captured, table_offset(derivative.graph.arrays, gather.attr)),
-                [next(values) for _ in gather.args], addend, adds,
-            )  # fmt: skip
+            table = b.at(self.captured, table_offset(derivative.graph.arrays, gather.attr))
+            index = [next(values) for _ in gather.args]
+            along = runs_along(derivative.graph, node, index, environment) if node in self.spec.proven else None
+            scatter_add(b, derivative.graph.arrays[gather.attr], table, index, addend, adds, along)
         return self._keep_hidden(b.ir.fmul(gradient, b.splat(slope)), hidden)
 
     def _accumulate(

@@ -261,7 +261,9 @@ class _Task:
         with b.loop(0, count, b.lanes) as j:
             keys = lane_indices(b, b.ir.add(block, j), self.kv_len, self.mods.index_type)
             score = b.load_lanes(scores, b.mul(j, b.size))
-            here = replace(environment, leaves={**environment.leaves, "score": score, "kv": keys})
+            whole = b.ir.icmp_signed("<=", b.ir.add(b.ir.add(block, j), b.index(b.lanes)), self.kv_len)
+            leaves = {**environment.leaves, "score": score, "kv": keys}
+            here = replace(environment, leaves=leaves, consecutive=("kv", whole))
             b.store_lanes(self.mods.modify(b, score, here, masked=masked), scores, b.mul(j, b.size))
 
     def _values(self, block: ir.Value, count: ir.Value) -> tuple[ir.Value, ir.Value]:

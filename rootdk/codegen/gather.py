@@ -40,12 +40,14 @@ def table_offset(arrays: Sequence[ArraySpec], slot: int) -> int:
 
 
 def gather(
-    builder: Builder, array: ArraySpec, table: ir.Value, indices: Sequence[ir.Value], lane: ir.IntType, *, proven: bool
-) -> tuple[ir.Value, list[Miss]]:
+    builder: Builder, array: ArraySpec, table: ir.Value, indices: Sequence[ir.Value], lane: ir.IntType,
+    *, proven: bool, consecutive: ir.Value | None = None,
+) -> tuple[ir.Value, list[Miss]]:  # fmt: skip
     """``array[indices]`` as bool, int or accumulator, and where it missed: there it is another element, or 0.
 
     ``table`` points at the array's words. Each index is a scalar or a vector of ``lane`` integers, and so is an integer
-    result. ``proven`` tells that every index is in range.
+    result. ``proven`` tells that every index is in range; ``consecutive`` when the one index that varies by lane counts
+    up by one from lane to lane, so that a vector can be read at once where the array's elements are adjacent.
     """
     i = builder.ir
     base, *sizes = [_word(builder, table, number) for number in range(1 + 2 * array.rank)]
@@ -65,7 +67,7 @@ def gather(
             outside = i.icmp_unsigned(">=", from_start, limit)
             misses.append(Miss(dimension, outside, index, length))
             inside.append(i.select(outside, number(0, index), from_start))
-    raw = _load(builder, _storage(array.dtype), base, inside, strides)
+    raw = _load(builder, _storage(array.dtype), base, inside, strides, consecutive if proven else None)
     return _widened(builder, array.dtype, raw, lane if isinstance(raw.type, ir.VectorType) else I64), misses
 
 
@@ -156,8 +158,9 @@ def _storage(dtype: DType) -> ir.Type:
 
 
 def _load(
-    builder: Builder, kind: ir.Type, base: ir.Value, indices: Sequence[ir.Value], strides: Sequence[ir.Value]
-) -> ir.Value:
+    builder: Builder, kind: ir.Type, base: ir.Value, indices: Sequence[ir.Value], strides: Sequence[ir.Value],
+    consecutive: ir.Value | None,
+) -> ir.Value:  # fmt: skip
     """The raw element, or a vector of them where any index is one; addresses have 64 bits whatever the indices have."""
     i = builder.ir
     varying = [pair for pair in zip(indices, strides, strict=True) if isinstance(pair[0].type, ir.VectorType)]
@@ -165,14 +168,39 @@ def _load(
         if not isinstance(index.type, ir.VectorType):
             base = builder.at(base, i.mul(index, stride))
     if not varying:
-        return _read(builder, kind, base)
-    elements = ir.Constant(ir.VectorType(kind, builder.lanes), ir.Undefined)
+        return builder.load(kind, base)
+    vector = ir.VectorType(kind, builder.lanes)
+    if consecutive is None or len(varying) > 1:
+        return _load_each(builder, vector, base, varying)
+    (index, stride), size = varying[0], kind.width // 8 if isinstance(kind, ir.IntType) else _SIZES[kind]
+    found = builder.slot(ir.Constant(vector, ir.Undefined))
+
+    def at_once() -> None:
+        first = i.extract_element(index, ir.Constant(I32, 0))
+        found.value = builder.load(vector, base, i.mul(i.sext(first, I64) if first.type != I64 else first, stride))
+
+    def one_by_one() -> None:
+        found.value = _load_each(builder, vector, base, varying)
+
+    adjacent = i.icmp_signed("==", stride, builder.index(size))
+    builder.choose(i.and_(consecutive, adjacent), at_once, one_by_one)
+    return found.value
+
+
+_SIZES = {ir.FloatType(): 4, ir.DoubleType(): 8}
+
+
+def _load_each(
+    builder: Builder, vector: ir.VectorType, base: ir.Value, varying: Sequence[tuple[ir.Value, ir.Value]]
+) -> ir.Value:
+    i = builder.ir
+    elements = ir.Constant(vector, ir.Undefined)
     for lane in range(builder.lanes):
         place, address = ir.Constant(I32, lane), base
         for index, stride in varying:
             single = i.extract_element(index, place)
             address = builder.at(address, i.mul(i.sext(single, I64) if single.type != I64 else single, stride))
-        elements = i.insert_element(elements, _read(builder, kind, address), place)
+        elements = i.insert_element(elements, builder.load(vector.element, address), place)
     return elements
 
 

@@ -19,7 +19,7 @@ from rootdk.codegen.reals import Reals, shaped
 from rootdk.dtypes import Kind
 from rootdk.mods.expr import Graph, Node
 
-__all__ = ["LOWER", "Environment", "lower"]
+__all__ = ["LOWER", "Environment", "lower", "runs_along"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class Environment:
     """Points at ``gather.FAULT_WORDS`` int64 words that take the first fault, the first of them 0; None: no record."""
     proven: frozenset[int] = frozenset()
     """Gathers whose indices are all known to be in range."""
+    consecutive: tuple[str, ir.Value] | None = None
+    """The index that the lanes count up, and whether they do: lanes past the end repeat the last."""
     given: Mapping[int, ir.Value] = field(default_factory=dict)
     """Values of nodes that need not be computed."""
 
@@ -141,9 +143,23 @@ def _gather(lowering: _Lowering, node: int, indices: list[ir.Value]) -> ir.Value
     assert isinstance(slot, int)
     table = b.at(environment.arrays, table_offset(arrays, slot))
     proven = node in environment.proven
-    value, misses = gather(b, arrays[slot], table, indices, environment.index_type, proven=proven)
+    along = runs_along(lowering.graph, node, indices, environment)
+    value, misses = gather(b, arrays[slot], table, indices, environment.index_type, proven=proven, consecutive=along)
     lowering.misses += [(node, miss) for miss in misses]
     return value
+
+
+def runs_along(graph: Graph, node: int, indices: Sequence[ir.Value], environment: Environment) -> ir.Value | None:
+    """When gather ``node`` reads consecutive elements: its one index that varies by lane is the lanes' own; or None."""
+    if environment.consecutive is None:
+        return None
+    leaf, when = environment.consecutive
+    varying = [
+        graph.nodes[arg]
+        for arg, index in zip(graph.nodes[node].args, indices, strict=True)
+        if isinstance(index.type, ir.VectorType)
+    ]
+    return when if len(varying) == 1 and varying[0].op == "index" and varying[0].attr == leaf else None
 
 
 # Arithmetic ----------------------------------------------------------------------------------------------------------
