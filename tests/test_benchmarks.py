@@ -17,8 +17,8 @@ from rootdk.bench.cases import Case, draw
 from rootdk.bench.patterns import PATTERNS
 from rootdk.bench.questions import QUESTIONS
 from rootdk.bench.results import Goal, Row, Settings
-from rootdk.roofline import Roofline
 from rootdk.bench.timing import in_turns
+from rootdk.roofline import Roofline
 
 SCRIPTS = sorted((Path(__file__).parent.parent / "benchmarks").glob("*.py"))
 SMALL = Case("small", batch=2, heads=4, kv_heads=4, q_len=300, kv_len=300, d_k=16, d_v=16)

@@ -9,8 +9,8 @@ import numpy as np
 from rootdk.bench import peers
 from rootdk.bench.cases import Case, draw
 from rootdk.bench.results import Column, Goal, Row, Settings, millis, percent, ratio
-from rootdk.roofline import Roofline
 from rootdk.bench.timing import Timing, in_turns
+from rootdk.roofline import Roofline
 
 __all__ = ["OURS", "columns", "run"]
 

@@ -7,6 +7,7 @@ no multiple of the element size. Element loads and stores assume no alignment un
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from llvmlite import ir
 
@@ -19,7 +20,7 @@ I1, BYTE, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF = ir.HalfType()
 POINTER = ir.PointerType()
 
-Scalar = int | ir.Value
+Scalar: TypeAlias = int | ir.Value
 """A 64-bit integer: known now (int) or at run time."""
 
 

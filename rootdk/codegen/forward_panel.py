@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 from llvmlite import ir
@@ -145,7 +146,7 @@ class PanelRoutines:
                 factor = b.ir.fmul(factor, b.splat(frame.dropout_scale()))
             self._store_lse(b, frame, lse, row, row_lse)
             column = b.at(panel.output(PanelMemory.TOTAL), panel.offset(0, n))
-            unpack(b, column, panel.stride, rows, row, lambda vector, factor=factor: b.ir.fmul(vector, factor))
+            unpack(b, column, panel.stride, rows, row, partial(b.ir.fmul, factor))
         return b.finish()
 
     def _store_lse(self, b: Builder, frame: Frame, lse: ir.Value, first: ir.Value, value: ir.Value) -> None:
