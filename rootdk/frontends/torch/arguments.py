@@ -29,6 +29,11 @@ class Options:
     seed: Any = None
     layout: str = "bhsd"
 
+    @property
+    def learnable(self) -> bool:
+        """Whether something may want a gradient beside query, key and value."""
+        return not (self.mask is self.bias is self.score_mod is self.sinks is None)
+
 
 def bind(inputs: Inputs, options: Options) -> Bound:
     """``problem.bind`` on views of the tensors."""

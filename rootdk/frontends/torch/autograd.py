@@ -1,162 +1,137 @@
-"""Calls as autograd sees them: their backward pass, and what it makes of forward mode and of second derivatives."""
+"""Calls as autograd sees them, in reverse and forward mode and for second derivatives."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from rootdk import engine, gradients
 from rootdk.frontends.torch.arguments import Inputs, Options
-from rootdk.frontends.torch.modes import unsupported
-from rootdk.frontends.torch.tensors import as_tensor, as_view
-from rootdk.gradients import Rows
-from rootdk.mods import ranges
-from rootdk.problem import Bound
-from rootdk.sink_gradients import sink_gradient
+from rootdk.frontends.torch.bound_call import Call, read_tensors
+from rootdk.frontends.torch.modes import has_tangent, unsupported
 
-__all__ = ["Pullback", "attend", "learned"]
-
-_SINKS = -1
-"""Stands for the sinks among array slots."""
-_NOTHING = np.zeros(())
+__all__ = ["attend", "moving"]
 
 
-def learned(bound: Bound, options: Options) -> dict[int, Tensor]:
-    """What wants a gradient beside query, key and value, by array slot: bias, sinks, and what score functions read."""
-    return {slot: tensor for slot, tensor in _sources(bound, options).items() if tensor.requires_grad}
+def moving(tensors: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Those of ``tensors`` that autograd follows."""
+    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        return {}
+    return {
+        slot: tensor
+        for slot, tensor in tensors.items()
+        if (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
+    }
 
 
-def _sources(bound: Bound, options: Options) -> dict[int, Tensor]:
-    """The tensors that the call reads beside query, key and value, by array slot."""
-    sources = {**dict(enumerate(bound.operands.sources)), _SINKS: options.sinks}
-    if bound.operands.bias is not None:
-        sources[bound.operands.bias] = options.bias
-    return {slot: source for slot, source in sources.items() if isinstance(source, Tensor)}
-
-
-def attend(bound: Bound, inputs: Inputs, options: Options, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and LSE, written to ``output`` and ``lse``, and differentiable."""
-    found = learned(bound, options)
-    others = [source for slot, source in _sources(bound, options).items() if slot not in found]
+def attend(
+    call: Call, inputs: Inputs, options: Options, moves: dict[int, Tensor], results: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """``results``, output and LSE, filled and differentiable by ``inputs`` and by ``moves``, tensors by array slot."""
+    others = [tensor for slot, tensor in read_tensors(call.bound, options).items() if slot not in moves]
     if isinstance(options.mask, Tensor):
         others.append(options.mask)
-    call = _Call(bound, tuple(found), tuple(others), (output, lse))
-    result: tuple[Tensor, Tensor] = _Attention.apply(call, *inputs, *found.values())
-    return result
+    followed = _Followed(call, tuple(moves))
+    filled: tuple[Tensor, Tensor] = _Attention.apply(followed, tuple(others), results, *inputs, *moves.values())
+    return filled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """What the forward pass is told beside the tensors that are differentiated."""
+class _Followed:
+    """A call, and the array slots that autograd follows beside query, key and value."""
 
-    bound: Bound
+    call: Call
     slots: tuple[int, ...]
-    """Of the tensors that follow query, key and value."""
-    others: tuple[Tensor, ...]
-    """What else the kernel reads, so that autograd sees when somebody writes to it before the backward pass."""
-    results: tuple[Tensor, Tensor]
-    """Output and LSE, to be filled."""
+
+    @property
+    def count(self) -> int:
+        return 3 + len(self.slots)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]  # untyped where torch isn't installed
-    """(call, query, key, value, *learned) -> (output, lse)."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        output, lse = call.results
-        graph, operands = call.bound.problem.graph, call.bound.operands
-        tables = ranges.build_all(graph, operands.arrays)
-        results = as_view("output", output), as_view("lse", lse)
-        prepared = engine.prepare(call.bound, *results, tables)
-        inputs = operands.query, operands.key, operands.value
-        engine.run(prepared, inputs, operands.sinks, *results, engine.capture(graph, operands, tables))
-        ctx.bound, ctx.slots = _without_inputs(call.bound), call.slots
-        ctx.save_for_backward(output, lse, *tensors, *call.others)
-        ctx.set_materialize_grads(False)
-        return output, lse
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        output, lse, *tensors = ctx.saved_tensors
-        tensors = tensors[: 3 + len(ctx.slots)]
-        if grad_output is None:
-            grad_output = torch.zeros_like(output)
-        pullback = Pullback(ctx.bound, ctx.slots, output.detach(), lse.detach())
-        if torch.is_grad_enabled():
-            return None, *_Backward.apply(pullback, grad_output, grad_lse, *tensors)
-        return None, *pullback(grad_output, grad_lse, tensors)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise unsupported("forward-mode derivatives")
-
-
-class _Backward(torch.autograd.Function):  # type: ignore[misc]  # untyped where torch isn't installed
-    """(pullback, grad_output, grad_lse, query, key, value, *learned) -> gradients, for callers that derive further."""
+    """(followed, others, results, query, key, value, *slots) -> (output, lse)."""
 
     @staticmethod
     def forward(
-        ctx: Any, pullback: "Pullback", grad_output: Tensor, grad_lse: Tensor | None, *tensors: Tensor
+        ctx: Any, followed: _Followed, others: tuple[Tensor, ...], results: tuple[Tensor, Tensor], *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        followed.call.run((tensors[0], tensors[1], tensors[2]), *results)
+        ctx.followed = followed
+        # what else the kernels read is saved too, so that autograd sees when somebody writes to it in between
+        ctx.save_for_backward(*tensors, *results, *others)
+        ctx.save_for_forward(*tensors, *results, *others)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+        count = ctx.followed.count
+        tensors, results = ctx.saved_tensors[:count], ctx.saved_tensors[count : count + 2]
+        if grad_output is None:
+            grad_output = torch.zeros_like(results[0])
+        if torch.is_grad_enabled():
+            return None, None, None, *_Backward.apply(ctx.followed, results, grad_output, grad_lse, *tensors)
+        followed: _Followed = ctx.followed
+        return None, None, None, *followed.call.pull_back(tensors, followed.slots, results, (grad_output, grad_lse))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, __: Any, ___: Any, *tangents: Tensor | None) -> tuple[Tensor, Tensor]:
+        followed: _Followed = ctx.followed
+        return followed.call.push_forward(ctx.saved_tensors[: followed.count], followed.slots, tangents)
+
+
+class _Backward(torch.autograd.Function):  # type: ignore[misc]
+    """(followed, results, grad_output, grad_lse, query, key, value, *slots) -> gradients of the last."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, followed: _Followed, results: tuple[Tensor, Tensor], grad_output: Tensor, grad_lse: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        ctx.followed, ctx.has_lse = followed, grad_lse is not None
+        cotangents = [grad_output] if grad_lse is None else [grad_output, grad_lse]
+        ctx.results = results
+        ctx.save_for_backward(*tensors, *cotangents)
+        ctx.save_for_forward(*tensors, *cotangents)
+        ctx.set_materialize_grads(False)
+        return tuple(followed.call.pull_back(tensors, followed.slots, results, (grad_output, grad_lse)))
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
+        followed: _Followed = ctx.followed
+        tensors, cotangents = ctx.saved_tensors[: followed.count], ctx.saved_tensors[followed.count :]
+        given = cotangents[0], cotangents[1] if ctx.has_lse else None
+        by_cotangents, by_tensors = followed.call.pull_back_twice(tensors, followed.slots, given, directions)
+        found = *by_cotangents, *by_tensors
+        if torch.is_grad_enabled():
+            depends = (tensor for tensor in (*directions, *cotangents, *tensors) if tensor is not None)
+            found = _Last.apply(found, *depends)
+        return None, None, found[0], found[1] if ctx.has_lse else None, *found[2:]
+
+    @staticmethod
+    def jvp(
+        ctx: Any, _: Any, __: Any, of_output: Tensor | None, of_lse: Tensor | None, *tangents: Tensor | None
     ) -> tuple[Tensor, ...]:
-        return tuple(pullback(grad_output, grad_lse, list(tensors)))
+        followed: _Followed = ctx.followed
+        tensors, cotangents = ctx.saved_tensors[: followed.count], ctx.saved_tensors[followed.count :]
+        given = cotangents[0], cotangents[1] if ctx.has_lse else None
+        # second derivatives are symmetric: tangents serve as directions; in its cotangents a gradient is linear
+        _, found = followed.call.pull_back_twice(tensors, followed.slots, given, tangents)
+        if of_output is not None or of_lse is not None:
+            moved = torch.zeros_like(cotangents[0]) if of_output is None else of_output
+            linear = followed.call.pull_back(tensors, followed.slots, ctx.results, (moved, of_lse))
+            found = [one + other for one, other in zip(found, linear, strict=True)]
+        return tuple(found)
+
+
+class _Last(torch.autograd.Function):  # type: ignore[misc]
+    """(results, *what they depend on) -> results, of which no further derivatives are to be had."""
+
+    @staticmethod
+    def forward(ctx: Any, results: tuple[Tensor, ...], *depends: Tensor) -> tuple[Tensor, ...]:
+        return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> NoReturn:
-        raise unsupported("second derivatives")
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise unsupported("forward-mode derivatives of a backward pass")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pullback:
-    """Gradients of a call whose forward pass has run."""
-
-    bound: Bound
-    """Without the memory of its inputs."""
-    slots: tuple[int, ...]
-    output: Tensor
-    lse: Tensor
-
-    def __call__(self, grad_output: Tensor, grad_lse: Tensor | None, tensors: list[Tensor]) -> list[Tensor]:
-        """Of ``tensors`` = query, key, value and those of the slots."""
-        bound = _with_inputs(self.bound, tensors[:3])
-        graph, operands = bound.problem.graph, bound.operands
-        tables = ranges.build_all(graph, operands.arrays)
-        output, lse, cotangent = (as_view("gradient", tensor) for tensor in (self.output, self.lse, grad_output))
-        rows = Rows(output, lse, cotangent, None if grad_lse is None else as_view("gradient", grad_lse))
-        found = gradients.allocate(bound)
-        wanted = tuple(slot for slot in self.slots if slot != _SINKS)
-        prepared = gradients.prepare(bound, rows, found, tables, wanted)
-        inputs = operands.query, operands.key, operands.value
-        captured = gradients.run(prepared, inputs, rows, found, engine.capture(graph, operands, tables))
-        if _SINKS in self.slots:
-            captured[_SINKS] = sink_gradient(bound, rows)
-        arrays = [bound.restore(array) for array in (found.query, found.key, found.value)]
-        arrays += [captured[slot] for slot in self.slots]
-        return [_like(as_tensor(array), tensor) for array, tensor in zip(arrays, tensors, strict=True)]
-
-
-def _without_inputs(bound: Bound) -> Bound:
-    """``bound`` without the memory of query, key and value, which autograd keeps, and may move or free."""
-    shapes = (view.shape for view in (bound.operands.query, bound.operands.key, bound.operands.value))
-    query, key, value = (np.broadcast_to(_NOTHING, shape) for shape in shapes)
-    return replace(bound, operands=replace(bound.operands, query=query, key=key, value=value, sources=()))
-
-
-def _with_inputs(bound: Bound, inputs: list[Tensor]) -> Bound:
-    old = bound.operands
-    views = (bound.canonical(as_view("input", tensor)) for tensor in inputs)
-    shapes = old.query.shape, old.key.shape, old.value.shape
-    query, key, value = (np.broadcast_to(view, shape) for view, shape in zip(views, shapes, strict=True))
-    return replace(bound, operands=replace(old, query=query, key=key, value=value))
-
-
-def _like(gradient: Tensor, tensor: Tensor) -> Tensor:
-    """``gradient`` summed over what ``tensor`` was broadcast along, in its shape and dtype."""
-    if gradient.numel() == tensor.numel():
-        return gradient.reshape(tensor.shape).to(tensor.dtype)
-    return gradient.double().sum_to_size(tensor.shape).to(tensor.dtype)
+        raise unsupported("third derivatives")

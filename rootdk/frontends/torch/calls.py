@@ -1,41 +1,24 @@
-"""Calls on plain tensors: bound and compiled when their kind is new, run on the tensors' own memory."""
+"""Calls on plain tensors. What a kind of call needs is found once and remembered, where its options cannot change."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from rootdk import engine
 from rootdk.frontends.torch import autograd
-from rootdk.frontends.torch.arguments import Inputs, Options, bind, empty_lse
+from rootdk.frontends.torch.arguments import Inputs, Options, empty_lse
+from rootdk.frontends.torch.bound_call import Call, bind_call, read_tensors
 from rootdk.frontends.torch.tensors import as_view
 from rootdk.mods import ranges
 from rootdk.mods.values import Mask
-from rootdk.problem import Bound, Operands
 from rootdk.runtime import threads
 
 __all__ = ["attend"]
 
 _MOST_KNOWN = 128
-_NOTHING = np.empty(0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
-    """All of a call but the numbers in its tensors."""
-
-    prepared: engine.Prepared
-    output_shape: tuple[int, ...]
-    lse_shape: tuple[int, ...]
-    operands: Operands
-    captured: engine.Captured | None
-    """None where the call brings a mask or bias of its own."""
-
-
-_known: dict[tuple[Any, ...], _Known] = {}
+_known: dict[tuple[Any, ...], Call] = {}
 
 
 def attend(
@@ -45,83 +28,48 @@ def attend(
 
     The output is written to ``output``, which may have any strides, if given.
     """
-    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _wants_gradient(inputs, options)):
-        return _differentiable(inputs, options, bind(inputs, options), output)
-    signature = _signature(inputs, options, output, return_lse)
-    known = _known.get(signature) if signature else None
-    if known is None:
-        return _first(inputs, options, output, return_lse, signature)
+    call = _call(inputs, options)
     if output is None:
-        output = torch.empty(known.output_shape, dtype=inputs[0].dtype)
-    lse = empty_lse(known.lse_shape, output.dtype) if return_lse else None
-    captured = known.captured or _captured(known.prepared, known.operands, options)
-    _run(known.prepared, inputs, known.operands, output, lse, captured)
+        output = torch.empty(call.bound.output_shape, dtype=inputs[0].dtype)
+    moves = autograd.moving(read_tensors(call.bound, options)) if options.learnable else {}
+    if moves or autograd.moving(dict(enumerate(inputs))):
+        lse = empty_lse(call.bound.lse_shape, output.dtype)
+        return autograd.attend(call, inputs, options, moves, (output, lse))
+    lse = empty_lse(call.bound.lse_shape, output.dtype) if return_lse else None
+    call.run(inputs, output, lse)
     return output, lse
 
 
-def _wants_gradient(inputs: Inputs, options: Options) -> bool:
-    query, key, value = inputs
-    bias, sinks = options.bias, options.sinks
-    return (
-        query.requires_grad or key.requires_grad or value.requires_grad
-        or (bias is not None and bias.requires_grad) or (sinks is not None and sinks.requires_grad)
-    )  # fmt: skip
-
-
-def _differentiable(
-    inputs: Inputs, options: Options, bound: Bound, output: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    if output is None:
-        output = torch.empty(bound.output_shape, dtype=inputs[0].dtype)
-    return autograd.attend(bound, inputs, options, output, empty_lse(bound.lse_shape, output.dtype))
-
-
-def _first(
-    inputs: Inputs, options: Options, output: Tensor | None, return_lse: bool, signature: Any
-) -> tuple[Tensor, Tensor | None]:
-    """``attend`` for a kind of call that is new."""
-    bound = bind(inputs, options)
-    graph, operands = bound.problem.graph, bound.operands
-    if torch.is_grad_enabled() and autograd.learned(bound, options):
-        return _differentiable(inputs, options, bound, output)
-    if output is None:
-        output = torch.empty(bound.output_shape, dtype=inputs[0].dtype)
-    lse = empty_lse(bound.lse_shape, output.dtype) if return_lse else None
-    tables = ranges.build_all(graph, operands.arrays)
-    prepared = engine.prepare(bound, as_view("output", output), None if lse is None else as_view("lse", lse), tables)
-    captured = engine.capture(graph, operands, tables)
-    _run(prepared, inputs, operands, output, lse, captured)
-    if signature:
+def _call(inputs: Inputs, options: Options) -> Call:
+    signature = _signature(inputs, options)
+    if signature is None:
+        return bind_call(inputs, options)
+    call = _known.get(signature)
+    if call is None:
+        call = bind_call(inputs, options)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        # without the tensors, which would live as long as they are known
-        operands = replace(operands, query=_NOTHING, key=_NOTHING, value=_NOTHING, arrays=(), sources=())
+        # without the tensors of this call, which would live as long as it is known
+        operands = replace(call.bound.operands, arrays=(), sources=())
         brings = isinstance(options.mask, Tensor) or options.bias is not None
-        known = _Known(prepared, bound.output_shape, bound.lse_shape, operands, None if brings else captured)
+        known = replace(call, bound=replace(call.bound, operands=operands), tables=()) if brings else call
         _known[signature] = known
-    return output, lse
+        return call
+    return call if call.bound.problem.graph.arrays == () else _with_own_arrays(call, options)
 
 
-def _run(
-    prepared: engine.Prepared, inputs: Inputs, operands: Operands, output: Tensor, lse: Tensor | None,
-    captured: engine.Captured,
-) -> None:  # fmt: skip
-    query, key, value = inputs
-    engine.run(
-        prepared, (as_view("query", query), as_view("key", key), as_view("value", value)), operands.sinks,
-        as_view("output", output), None if lse is None else as_view("lse", lse), captured,
-    )  # fmt: skip
-
-
-def _captured(prepared: engine.Prepared, operands: Operands, options: Options) -> engine.Captured:
-    """The call's own mask or bias as the kernel reads it: in the graph's order, without dimensions of size 1."""
+def _with_own_arrays(call: Call, options: Options) -> Call:
+    """``call`` with this call's mask or bias: in the graph's order, without dimensions of size 1."""
     dense = (("bias", options.bias), ("mask", options.mask))
     arrays = tuple(as_view(name, tensor).squeeze() for name, tensor in dense if isinstance(tensor, Tensor))
-    graph = prepared.problem.graph
-    return engine.capture(graph, replace(operands, arrays=arrays), ranges.build_all(graph, arrays))
+    graph = call.bound.problem.graph
+    operands = replace(call.bound.operands, arrays=arrays, sources=arrays)
+    tables = ranges.build_all(graph, arrays)
+    bound = replace(call.bound, operands=operands)
+    return Call(bound, tables, engine.capture(graph, operands, tables), call.prepared)
 
 
-def _signature(inputs: Inputs, options: Options, output: Tensor | None, return_lse: bool) -> tuple[Any, ...] | None:
+def _signature(inputs: Inputs, options: Options) -> tuple[Any, ...] | None:
     """All that a call depends on but the numbers in its tensors; None where those may shape it, as in functions."""
     mask, bias = options.mask, options.bias
     if options.score_mod is not None or options.sinks is not None or options.dropout_p:
@@ -133,8 +81,7 @@ def _signature(inputs: Inputs, options: Options, output: Tensor | None, return_l
     query, key, value = inputs
     return (
         _kind(query), _kind(key), _kind(value), mask, None if bias is None else _kind(bias), options.scale,
-        type(options.scale), options.layout, None if output is None else output.stride(), return_lse,
-        threads.get_num_threads(),
+        type(options.scale), options.layout, threads.get_num_threads(),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from torch.autograd import forward_ad
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.frontends.torch.errors import as_runtime_error
 
-__all__ = ["cast_for_autocast", "seen_by_torch", "transformed", "unsupported"]
+__all__ = ["cast_for_autocast", "has_tangent", "seen_by_torch", "transformed", "unsupported"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -15,17 +15,19 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def seen_by_torch(*tensors: Tensor | None) -> bool:
     """Whether torch has to see an operator: a compiler, torch.func or a mode watches, or there is no memory to read.
 
-    Raises ArgumentError in forward-mode differentiation, in which torch would take an operator's tangent for zero.
+    Raises ArgumentError for a tangent that only torch.func would take along: torch would take an operator's for zero.
     """
-    if forward_ad._current_level >= 0 and any(_has_tangent(tensor) for tensor in tensors if tensor is not None):
-        raise unsupported("forward-mode derivatives")
-    return (
+    if transformed():
+        return True
+    seen = (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or transformed()
         or torch.jit.is_tracing()
         or any(tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta) for tensor in tensors)
     )
+    if seen and any(tensor is not None and has_tangent(tensor) for tensor in tensors):
+        raise unsupported("forward-mode derivatives where a compiler or a mode of torch watches")
+    return seen
 
 
 def transformed() -> bool:
@@ -33,8 +35,9 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether forward-mode differentiation follows ``tensor``."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def unsupported(what: str) -> RootdkError:

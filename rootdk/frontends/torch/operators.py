@@ -12,13 +12,23 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from rootdk.frontends.torch import autograd
-from rootdk.frontends.torch.arguments import Options, accumulator, bind
+from rootdk.frontends.torch.arguments import Options, accumulator
+from rootdk.frontends.torch.bound_call import bind_call
 from rootdk.frontends.torch.calls import attend
 from rootdk.masks import causal as causal_mask
 from rootdk.mods.values import as_mask
 
-__all__ = ["backward", "batched", "batched_backward", "empty_output", "forward", "options", "save"]
+__all__ = [
+    "backward",
+    "batch_first",
+    "batched",
+    "batched_backward",
+    "empty_output",
+    "forward",
+    "options",
+    "save",
+    "under",
+]
 
 
 def _forward(
@@ -41,13 +51,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key, value and, if ``masked``, of attn_mask (else an empty tensor)."""
     given = options(attn_mask, seed, dropout_p, causal, scale)
-    bound = bind((query, key, value), given)
-    tensors = [query, key, value]
+    call = bind_call((query, key, value), given)
+    tensors: tuple[Tensor, ...] = (query, key, value)
     slots: tuple[int, ...] = ()
     if masked:
-        assert attn_mask is not None and bound.operands.bias is not None
-        tensors, slots = [*tensors, attn_mask], (bound.operands.bias,)
-    found = autograd.Pullback(bound, slots, output, lse)(grad_output, grad_lse, tensors)
+        assert attn_mask is not None and call.bound.operands.bias is not None
+        tensors, slots = (*tensors, attn_mask), (call.bound.operands.bias,)
+    found = call.pull_back(tensors, slots, (output, lse), (grad_output, grad_lse))
     grad_query, grad_key, grad_value, *rest = (gradient.contiguous() for gradient in found)
     return grad_query, grad_key, grad_value, rest[0] if rest else query.new_empty(0)
 
@@ -104,20 +114,20 @@ def _pull_back(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor 
 
 def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     """``call``, which is like ``forward``, with the mapped dimension in front; and where its results have it."""
-    query, key, value, attn_mask = _batch_first(info.batch_size, in_dims[:4], inputs[:4])
-    return call(query, key, value, _under(attn_mask, query.ndim), *inputs[4:]), (0, 0)
+    query, key, value, attn_mask = batch_first(info.batch_size, in_dims[:4], inputs[:4])
+    return call(query, key, value, under(attn_mask, query.ndim), *inputs[4:]), (0, 0)
 
 
 def batched_backward(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
     """The same for what is like ``backward``: each gradient has the batch, whether or not its input had it."""
-    *first, attn_mask = _batch_first(info.batch_size, in_dims[:6], inputs[:6])
-    results = _batch_first(info.batch_size, in_dims[7:9], inputs[7:9])
+    *first, attn_mask = batch_first(info.batch_size, in_dims[:6], inputs[:6])
+    results = batch_first(info.batch_size, in_dims[7:9], inputs[7:9])
     masked = inputs[-1]
-    *grads, last = call(*first, _under(attn_mask, first[2].ndim), inputs[6], *results, *inputs[9:])
+    *grads, last = call(*first, under(attn_mask, first[2].ndim), inputs[6], *results, *inputs[9:])
     return (*grads, last.reshape(attn_mask.shape) if masked else last), (0, 0, 0, 0 if masked else None)
 
 
-def _batch_first(size: int, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def batch_first(size: int, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """``tensors`` with the mapped dimension in front, which those that lack it get too, with stride 0."""
     return tuple(
         None if tensor is None else tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)
@@ -125,7 +135,7 @@ def _batch_first(size: int, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) 
     )
 
 
-def _under(mask: Tensor | None, ndim: int) -> Tensor | None:
+def under(mask: Tensor | None, ndim: int) -> Tensor | None:
     """A mask with the batch in front, so that its other dimensions still count from the right."""
     return mask if mask is None else mask.reshape(mask.shape[0], *(1,) * (ndim - mask.ndim), *mask.shape[1:])
 
