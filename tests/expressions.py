@@ -146,8 +146,13 @@ INTEGERS = (0, 1, 2, 3, 5, 16, 63, 64, -1, -2, -7, 100, 2**31, 2**62, -(2**63), 
 REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, -3.75, 1e-40, 1e30, 3e38, float("inf"), float("-inf"), float("nan"))
 
 
-def random_draft(rng: np.random.Generator, size: int, *, ops: Sequence[str] = tuple(OPS)) -> Draft:
-    """A draft of about ``size`` nodes over the whole table, the last ones the deepest; every kind is present."""
+def random_draft(
+    rng: np.random.Generator, size: int, *, ops: Sequence[str] = tuple(OPS), defined: bool = False
+) -> Draft:
+    """A draft of about ``size`` nodes over the whole table, the last ones the deepest; every kind is present.
+
+    In one that is ``defined``, gathers stay inside their arrays, and only floats below 2**30 are cast to integers.
+    """
     draft = Draft()
     leaves = [*list(draft.indices()), draft.score()]
     arrays = [
@@ -171,9 +176,15 @@ def random_draft(rng: np.random.Generator, size: int, *, ops: Sequence[str] = tu
         op = str(rng.choice(inner))
         if op == "gather":
             gatherer = gatherers[rng.integers(len(gatherers))]
-            term = gatherer[tuple(pick(Kind.INT) for _ in range(arrays[gatherer.slot].ndim))]
+            index = [pick(Kind.INT) for _ in range(arrays[gatherer.slot].ndim)]
+            if defined:
+                index = [at % size for at, size in zip(index, arrays[gatherer.slot].shape, strict=True)]
+            term = gatherer[tuple(index)]
         else:
-            term = draft.node(op, *(pick(kind) for kind in argument_kinds(op, rng)))
+            arguments = [pick(kind) for kind in argument_kinds(op, rng)]
+            if defined and op == "to_int" and arguments[0].kind is Kind.FLOAT:
+                arguments = [where(abs(arguments[0]) < 2.0**30, arguments[0], 0.0)]
+            term = draft.node(op, *arguments)
         terms[term.kind].append(term)
     return draft
 
