@@ -66,10 +66,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # untyped wher
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = ctx.followed.count
-        tensors, results = ctx.saved_tensors[:count], ctx.saved_tensors[count : count + 2]
+        tensors, (output, lse, *_) = _split(ctx)
+        results = output, lse
         if grad_output is None:
-            grad_output = torch.zeros_like(results[0])
+            grad_output = torch.zeros_like(output)
         if torch.is_grad_enabled():
             return None, None, None, *_Backward.apply(ctx.followed, results, grad_output, grad_lse, *tensors)
         followed: _Followed = ctx.followed
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]  # untyped wher
     @staticmethod
     def jvp(ctx: Any, _: Any, __: Any, ___: Any, *tangents: Tensor | None) -> tuple[Tensor, Tensor]:
         followed: _Followed = ctx.followed
-        return followed.call.push_forward(ctx.saved_tensors[: followed.count], followed.slots, tangents)
+        return followed.call.push_forward(_split(ctx)[0], followed.slots, tangents)
 
 
 class _Backward(torch.autograd.Function):  # type: ignore[misc]
@@ -100,7 +100,7 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
         followed: _Followed = ctx.followed
-        tensors, cotangents = ctx.saved_tensors[: followed.count], ctx.saved_tensors[followed.count :]
+        tensors, cotangents = _split(ctx)
         given = cotangents[0], cotangents[1] if ctx.has_lse else None
         by_cotangents, by_tensors = followed.call.pull_back_twice(tensors, followed.slots, given, directions)
         found = *by_cotangents, *by_tensors
@@ -114,7 +114,7 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, _: Any, __: Any, of_output: Tensor | None, of_lse: Tensor | None, *tangents: Tensor | None
     ) -> tuple[Tensor, ...]:
         followed: _Followed = ctx.followed
-        tensors, cotangents = ctx.saved_tensors[: followed.count], ctx.saved_tensors[followed.count :]
+        tensors, cotangents = _split(ctx)
         given = cotangents[0], cotangents[1] if ctx.has_lse else None
         # second derivatives are symmetric: tangents serve as directions; in its cotangents a gradient is linear
         _, found = followed.call.pull_back_twice(tensors, followed.slots, given, tangents)
@@ -123,6 +123,12 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
             linear = followed.call.pull_back(tensors, followed.slots, ctx.results, (moved, of_lse))
             found = [one + other for one, other in zip(found, linear, strict=True)]
         return tuple(found)
+
+
+def _split(ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """What was saved: the tensors that autograd follows, and the others. Checkpoints allow one reading."""
+    saved, count = ctx.saved_tensors, ctx.followed.count
+    return saved[:count], saved[count:]
 
 
 class _Last(torch.autograd.Function):  # type: ignore[misc]

@@ -32,7 +32,7 @@ def _double_backward(
     direction_mask: Tensor | None, seed: Tensor | None, dropout_p: float, causal: str, scale: float | None,
     masked: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of <directions, first gradients> by grad_output, grad_lse, query, key, value, and mask if ``masked``."""
+    """Gradients of <directions, gradients> by grad_output, grad_lse, query, key, value (and mask, if ``masked``)."""
     call = bind_call((query, key, value), options(attn_mask, seed, dropout_p, causal, scale))
     slots = _slots(call, masked)
     tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)

@@ -62,10 +62,10 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:
-        by_output, by_lse, *found = _again(ctx, directions)
-        by_lse = None if ctx.saved_tensors[1] is None else by_lse
+        saved = ctx.saved_tensors
+        by_output, by_lse, *found = _again(ctx, saved, directions)
         by_mask = found.pop() if ctx.masked else None
-        return by_output, by_lse, *found[:3], by_mask, *(None,) * (4 + len(ctx.rest))
+        return by_output, None if saved[1] is None else by_lse, *found[:3], by_mask, *(None,) * (4 + len(ctx.rest))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -74,20 +74,18 @@ class _Backward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         # second derivatives are symmetric: tangents serve as directions; in its cotangents a gradient is linear
-        _, _, *found = _again(ctx, tangents[2:6])
-        grad_output, _, query, key, value, attn_mask, seed, output, lse = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        _, _, *found = _again(ctx, saved, tangents[2:6])
         if tangents[0] is not None or tangents[1] is not None:
-            moved = torch.zeros_like(grad_output) if tangents[0] is None else tangents[0]
-            linear = _Backward.apply(
-                moved, tangents[1], query, key, value, attn_mask, seed, output, lse, *ctx.rest, ctx.masked
-            )
+            moved = torch.zeros_like(saved[0]) if tangents[0] is None else tangents[0]
+            linear = _Backward.apply(moved, tangents[1], *saved[2:], *ctx.rest, ctx.masked)
             found = [one + other for one, other in zip(found, linear, strict=True)]
         return tuple(found)
 
 
-def _again(ctx: Any, directions: Any) -> Any:
+def _again(ctx: Any, saved: Any, directions: Any) -> Any:
     """Gradients of <directions, what _Backward gave> by its cotangents, by query, key, value and mask."""
-    *tensors, seed, _, _ = ctx.saved_tensors
+    *tensors, seed, _, _ = saved
     moves = directions if ctx.masked else (*directions[:3], None)
     return _DoubleBackward.apply(*tensors, *moves, seed, *ctx.rest, ctx.masked)
 
