@@ -121,8 +121,13 @@ def schedule_for(target: Target, *, narrow: bool) -> Schedule:
     """The measured best cut for a register file.
 
     16 registers hold 4 x 3 accumulators, 3 lane vectors and a broadcast. 32 registers hold 8 x 3. A panel one vector
-    wide has no reuse of broadcasts, and takes rows enough to keep two FMA pipes of latency four busy.
+    wide has no reuse of broadcasts, and takes rows enough to keep two FMA pipes of latency four busy. Without FMA a
+    product needs a register of its own, and 4 x 3 would spill. So would 8 x 3 scores on NEON, whose elements LLVM loads
+    two steps at a time.
     """
-    if target.registers >= 32:
-        return Schedule((TileShape(8, 8), TileShape(8, 8), TileShape(8, 8)), column_vectors=4, narrow=narrow)
-    return Schedule((TileShape(8, 8), TileShape(4, 4), TileShape(4, 4)), narrow=narrow)
+    if not target.fma:
+        return Schedule((TileShape(4, 4), TileShape(4, 4)), narrow=narrow)
+    if target.registers < 32:
+        return Schedule((TileShape(8, 8), TileShape(4, 4), TileShape(4, 4)), narrow=narrow)
+    widest = TileShape(6 if target.vector_bits == 128 else 8, 8)
+    return Schedule((TileShape(8, 8), TileShape(8, 8), widest), column_vectors=4, narrow=narrow)
