@@ -21,6 +21,7 @@ from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower, runs_along
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, Softmax, is_hidden_weight
+from rootdk.codegen.panels import LaneRows
 from rootdk.codegen.scatter import scatter_add
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
@@ -52,23 +53,13 @@ class RowBlock:
 
 
 @dataclass(frozen=True)
-class KeyPanel:
+class KeyPanel(LaneRows):
     """A panel of keys in scratch memory: K^T and V^T packed, and the sums of dK^T and dV^T."""
 
-    b: Builder
-    pointer: ir.Value
-    vectors: Scalar
     d_k: ir.Value
     d_v: ir.Value
     padding: int
     """Rows that tiles may write past the end of the sums."""
-
-    @property
-    def stride(self) -> Scalar:
-        return self.b.mul(self.vectors, self.b.lanes * self.b.size)
-
-    def offset(self, row: Scalar, n: Scalar) -> Scalar:
-        return self.b.add(self.b.mul(row, self.stride), self.b.mul(n, self.b.lanes * self.b.size))
 
     @property
     def keys(self) -> ir.Value:

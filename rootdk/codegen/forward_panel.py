@@ -12,7 +12,7 @@ from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.dropout import Dropout
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.online_softmax import LaneStats, Softmax, is_hidden_weight
-from rootdk.codegen.panels import Rows, pack, unpack
+from rootdk.codegen.panels import LaneRows, Rows, pack, unpack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
 from rootdk.dropout import WORDS
@@ -27,26 +27,15 @@ def padded_width(b: Builder, frame: Frame, rows: int) -> ir.Value:
 
 
 @dataclass(frozen=True)
-class PanelMemory:
+class PanelMemory(LaneRows):
     """One panel's scratch memory: its queries, and two sets of running sums, the chunk's and the total."""
 
-    b: Builder
-    pointer: ir.Value
-    vectors: Scalar
-    """Lane vectors side by side: known where code is emitted per width, a run-time value elsewhere."""
     d_k: ir.Value
     width: ir.Value
     """Padded d_v."""
 
     CHUNK: ClassVar = 0
     TOTAL: ClassVar = 1
-
-    @property
-    def stride(self) -> Scalar:
-        return self.b.mul(self.vectors, self.b.lanes * self.b.size)
-
-    def offset(self, row: Scalar, n: Scalar) -> Scalar:
-        return self.b.add(self.b.mul(row, self.stride), self.b.mul(n, self.b.lanes * self.b.size))
 
     @property
     def queries(self) -> ir.Value:

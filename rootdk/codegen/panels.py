@@ -15,7 +15,26 @@ from rootdk.codegen.builder import Builder, Scalar
 from rootdk.codegen.elements import load_elements, store_elements
 from rootdk.dtypes import DType
 
-__all__ = ["Rows", "copy_row", "pack", "transpose", "unpack"]
+__all__ = ["LaneRows", "Rows", "copy_row", "pack", "transpose", "unpack"]
+
+
+@dataclass(frozen=True)
+class LaneRows:
+    """Scratch memory of rows that are ``vectors`` lane vectors wide."""
+
+    b: Builder
+    pointer: ir.Value
+    vectors: Scalar
+    """Known where code is emitted per width, a run-time value elsewhere."""
+
+    @property
+    def stride(self) -> Scalar:
+        """Bytes from row to row."""
+        return self.b.mul(self.vectors, self.b.lanes * self.b.size)
+
+    def offset(self, row: Scalar, n: Scalar) -> Scalar:
+        """Of lane vector ``n`` of a row, in bytes."""
+        return self.b.add(self.b.mul(row, self.stride), self.b.mul(n, self.b.lanes * self.b.size))
 
 
 @dataclass(frozen=True)

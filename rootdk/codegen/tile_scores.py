@@ -10,7 +10,7 @@ from rootdk.codegen.builder import I32, I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower
-from rootdk.codegen.panels import Rows, pack
+from rootdk.codegen.panels import LaneRows, Rows, pack
 from rootdk.codegen.tile_matmul import tile_matmul
 from rootdk.dtypes import Kind
 from rootdk.mods.expr import Graph
@@ -20,22 +20,17 @@ __all__ = ["Mods", "ScoreTile", "lane_indices", "raw_scores"]
 
 
 @dataclass(frozen=True)
-class ScoreTile:
+class ScoreTile(LaneRows):
     """Where a tile of scores goes: [rows, vectors * lanes] accumulators, in tiles of ``tile_rows`` rows."""
 
-    b: Builder
-    pointer: ir.Value
     vectors: int
     tile_rows: int
     row_bytes: int | None = None
     """From row to row, where rows are longer than the tile."""
 
     @property
-    def stride(self) -> int:
-        return self.row_bytes or self.vectors * self.b.lanes * self.b.size
-
-    def offset(self, row: Scalar, n: int) -> Scalar:
-        return self.b.add(self.b.mul(row, self.stride), n * self.b.lanes * self.b.size)
+    def stride(self) -> Scalar:
+        return self.row_bytes or super().stride
 
 
 def raw_scores(
