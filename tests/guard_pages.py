@@ -86,6 +86,8 @@ def calls() -> Iterator[tuple[str, tuple[np.ndarray, ...], str, dict[str, Any]]]
         shapes = (2, 4, q_len, d_k), (2, 2, kv_len, d_k), (2, 2, kv_len, d_v)
         size = f"{q_len} x {kv_len}, {d_k}, {d_v}, {edge}"
         for dtype, how in itertools.product(DTYPES, VIEWS):
+            if dtype != np.float32 and how in ("rows backwards", "every other row", "transposed"):
+                continue
             arrays = tuple(VIEWS[how](array, edge) for array in random(*shapes, dtype=dtype))
             yield f"{dtype}, {how}, {size}", arrays, edge, {}
         arrays = tuple(at_edge(array, edge) for array in random(*shapes))
