@@ -59,7 +59,7 @@ NEVER = {
 FOREIGN = {
     "llvmlite.ir": ("codegen",),
     "llvmlite.binding": ("runtime.compiler", "machine"),
-    "torch": ("frontends.torch", "torch", "bench.torch_peers"),
+    "torch": ("frontends.torch", "torch", "bench.torch_peers", "bench.torch_training"),
     "jax": ("frontends.jax", "jax", "bench.jax_peer"),
     "rich": ("cli", "bench.report", "bench.script"),
     "typer": ("cli",),
@@ -148,7 +148,7 @@ def test_a_bare_import_loads_numpy_and_llvmlite_only():
 
 
 def code() -> list[Path]:
-    folders = ("rootdk", "tests", "benchmarks", "tools")
+    folders = ("rootdk", "tests", "benchmarks", "examples", "tools")
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import rootdk
-from rootdk.bench import contest, memory, peers, startup, suites
+from rootdk.bench import contest, memory, peers, startup, suites, training
 from rootdk.bench.cases import Case, draw
 from rootdk.bench.results import Column, Goal, Result, Row, Settings, megabytes, micros, millis, ratio, scientific
 from rootdk.bench.timing import in_turns, machine
@@ -139,5 +139,6 @@ QUESTIONS = {
         _accuracy,
         _same(scientific, Column("ratio", "ours / torch", ratio)),
     ),
+    "training": Question("How fast is a GPT's whole training step?", ("torch",), training.rows, training.columns),
     "compile": Question("How long until a kernel is ready?", (), startup.rows, lambda names: startup.columns(names)),
 }
