@@ -80,7 +80,7 @@ def _remainder(a: Algebra, x: FloatRange, y: FloatRange) -> FloatRange:
     ratio = _divide(a, x, y)
     slack = a.select(_has_inf(ratio), inf, (_magnitude(a, x) + _magnitude(a, y)) * 4.0 * 2.0**-22)
     zero = a.literal(Kind.FLOAT, 0.0)
-    nan = ratio.nan | _has_inf(x) | _has_inf(y)
+    nan = ratio.nan | _has_inf(ratio) | _has_inf(x) | _has_inf(y)
     return _float(a, a.lower(y.low, zero) - slack, a.higher(y.high, zero) + slack, nan)
 
 
