@@ -19,7 +19,7 @@ from rootdk.mods.derivative import differentiate
 from rootdk.mods.expr import Graph, GraphBuilder
 from rootdk.planning.frame import CALL_WORDS, FRAME
 from rootdk.planning.partition import worth_threads
-from rootdk.planning.schedule import KEY_CHUNK, BackwardSpec, Derivative, Schedule, schedule_for
+from rootdk.planning.schedule import KEY_CHUNK, KEY_GROUP, BackwardSpec, Derivative, Schedule, schedule_for
 from rootdk.problem import Bound, Problem
 from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels
@@ -28,8 +28,6 @@ from rootdk.runtime.workspace import address, borrow, give_back
 
 __all__ = ["InputGradients", "Prepared", "Rows", "allocate", "prepare", "run"]
 
-_GROUP = 96
-"""Keys whose panels share one product for the gradient of the queries."""
 _LOTS = 8
 """Tasks, where captured arrays' gradients are wanted: each sums into memory of its own, and the sums are added in
 order, so the result does not depend on how many threads there are."""
@@ -120,10 +118,8 @@ def prepare(
     spec = BackwardSpec(problem.dtype, problem.graph, proven, schedule, derivative, dropout=problem.dropout_p > 0.0)
     captured = {slot: operands.arrays[slot].shape for slot in wanted}
     frame, keep = engine.frame_words(bound, _views(bound, rows, grads))
-    shares = derivative is not None and _shares(problem, derivative)
-    tasks = _tasks(problem, {} if shares else captured)
-    if shares:
-        tasks = min(tasks, problem.batch * problem.kv_heads)  # the chunks of one head would meet
+    shares = derivative is not None and bool(captured) and _shares(problem, derivative)
+    tasks = _tasks(problem, captured, shares)
     workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, tasks))
     lanes = target.lanes(problem.dtype.accumulator.size)
     sums = (problem.batch * problem.heads, problem.q_len + schedule.score_rows, -(-problem.d_k // lanes) * lanes)
@@ -235,12 +231,14 @@ def _chunks(problem: Problem) -> int:
     return -(-problem.kv_len // KEY_CHUNK)
 
 
-def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]]) -> int:
+def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]], shares: bool) -> int:
     """One per key head; one per chunk where heads are too few to share; a fixed number of lots for captured arrays."""
     if not all((problem.batch, problem.heads, problem.q_len, problem.kv_len)):
         return 0
     heads = problem.batch * problem.kv_heads
     chunks = _chunks(problem)
+    if shares:
+        return heads  # the chunks of one head would meet
     if captured:
         size = 8 * sum(math.prod(shape) for shape in captured.values())
         return max(1, min(heads * chunks, _LOTS, _LOT_BYTES // max(1, size)))
@@ -252,13 +250,17 @@ def _shares(problem: Problem, derivative: Derivative) -> bool:
 
     Their gradients can then be summed in place, where lots would each need memory of the array's size.
     """
+    nodes = derivative.graph.nodes
+    gathers = [nodes[number] for number, _ in derivative.captured]
 
-    def own(node: int) -> bool:
-        indices = [derivative.graph.nodes[arg] for arg in derivative.graph.nodes[node].args]
-        leaves = {index.attr for index in indices if index.op == "index"}
-        return (problem.heads == 1 or "h" in leaves) and (problem.batch == 1 or "b" in leaves)
+    def apart(slot: object, leaf: str) -> bool:
+        """Whether every read of the array has the index ``leaf`` in one and the same dimension."""
+        leaves = [[nodes[arg].attr if nodes[arg].op == "index" else None for arg in gather.args] for gather in gathers]
+        mine = [indices for gather, indices in zip(gathers, leaves, strict=True) if gather.attr == slot]
+        return any(all(index == leaf for index in dimension) for dimension in zip(*mine, strict=True))
 
-    return all(own(node) for node, _ in derivative.captured)
+    sizes = {"h": problem.heads, "b": problem.batch}
+    return all(size == 1 or apart(gather.attr, leaf) for gather in gathers for leaf, size in sizes.items())
 
 
 def _lot_table(graph: Graph, lots: list[dict[int, np.ndarray]]) -> np.ndarray:
@@ -277,7 +279,7 @@ def _scratch_bytes(problem: Problem, schedule: Schedule, lanes: int, sums: tuple
     _, padded_q_len, padded_d_k = sums
     rows = schedule.query_block + schedule.score_rows
     block = rows * ((problem.d_k + problem.d_v) * size + 128 + 2 * size) + problem.d_v * size + 64
-    tiles = rows * (_GROUP + 3 * schedule.vectors * lanes) * size
-    panels = _GROUP * (2 * (problem.d_k + problem.d_v) + 2 * schedule.value_rows) * size
+    tiles = rows * (KEY_GROUP + 3 * schedule.vectors * lanes) * size
+    panels = KEY_GROUP * (2 * (problem.d_k + problem.d_v) + 2 * schedule.value_rows) * size
     query_sums = problem.groups * padded_q_len * padded_d_k * size
-    return -(-(block + 64 + tiles + _GROUP * padded_d_k * size + panels + query_sums) // 64) * 64
+    return -(-(block + 64 + tiles + KEY_GROUP * padded_d_k * size + panels + query_sums) // 64) * 64

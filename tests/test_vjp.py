@@ -33,6 +33,17 @@ def table_read_twice(draw: Callable[..., np.ndarray]) -> Options:
     return {"score_mod": lambda score, b, h, q, kv: score + table[q] * table[kv]}
 
 
+def table_read_across(draw: Callable[..., np.ndarray]) -> Options:
+    """Every read depends on the head, and heads still read the same elements."""
+    table = draw(KV_LEN, KV_LEN)
+    return {"score_mod": lambda score, b, h, q, kv: score + table[h, kv] * table[kv, h]}
+
+
+def one_row_for_each_head(draw: Callable[..., np.ndarray]) -> Options:
+    table = draw(BATCH, HEADS, Q_LEN)
+    return {"score_mod": lambda score, b, h, q, kv: score * table[b, h, q]}
+
+
 def nested_gathers(draw: Callable[..., np.ndarray]) -> Options:
     table, kinds = draw(HEADS, 5), np.arange(KV_LEN) % 5
     return {"score_mod": lambda score, b, h, q, kv: score * table[h, kinds[kv]] + table[0, kinds[q] - 5]}
@@ -75,8 +86,8 @@ def empty_rows(draw: Callable[..., np.ndarray]) -> Options:
 
 
 FUNCTIONS = [
-    table_read_twice, nested_gathers, scalars, learned_softcap, alibi, relative_bias, hides_by_score, documents, window,
-    empty_rows,
+    table_read_twice, table_read_across, one_row_for_each_head, nested_gathers, scalars, learned_softcap, alibi,
+    relative_bias, hides_by_score, documents, window, empty_rows,
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-from rootdk.codegen.backward_panel import GROUP, KeyPanel, PanelGradients
+from rootdk.codegen.backward_panel import KeyPanel, PanelGradients
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.elements import store_elements
 from rootdk.codegen.frame import Frame
@@ -30,7 +30,7 @@ from rootdk.codegen.turns import finish_turn, wait_for_turn
 from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
-from rootdk.planning.schedule import KEY_CHUNK, BackwardSpec
+from rootdk.planning.schedule import KEY_CHUNK, KEY_GROUP, BackwardSpec
 
 __all__ = ["backward_module"]
 
@@ -100,15 +100,15 @@ class _Item:
         self.block, end = self.routines.row_blocks.memory(b, frame, self.scratch)
         rows = schedule.query_block + schedule.score_rows
         self.score_gradients = self._aligned(end)
-        self.tiles = b.at(self.score_gradients, rows * GROUP * b.size)
+        self.tiles = b.at(self.score_gradients, rows * KEY_GROUP * b.size)
         self.keys = b.at(self.tiles, 3 * rows * schedule.vectors * b.lanes * b.size)
         self.key_vectors = b.ir.sdiv(b.index(b.round_up(self.d_k, b.lanes)), b.index(b.lanes))
         self.key_stride = b.index(b.mul(self.key_vectors, b.lanes * b.size))
-        self.panels = b.at(self.keys, b.mul(self.key_stride, GROUP))
+        self.panels = b.at(self.keys, b.mul(self.key_stride, KEY_GROUP))
         # per lane: K, V, dK, dV; as many lanes as a group has keys, in however many panels
         panel_rows = b.add(b.mul(b.add(self.d_k, self.d_v), 2), 2 * schedule.value_rows)
         self.lane_bytes = b.index(b.mul(panel_rows, b.lanes * b.size))
-        self.chunk_sums = b.at(self.panels, b.mul(self.lane_bytes, GROUP // b.lanes))
+        self.chunk_sums = b.at(self.panels, b.mul(self.lane_bytes, KEY_GROUP // b.lanes))
         self.head_sums_bytes = b.index(b.mul(frame.word("padded_q_len"), self.key_stride))
 
     def _aligned(self, pointer: ir.Value) -> ir.Value:
@@ -121,8 +121,8 @@ class _Item:
         self._clear(self.chunk_sums, b.mul(self.groups, self.head_sums_bytes))
         first = b.mul(self.chunk, KEY_CHUNK)
         end = b.lower_of(b.add(first, KEY_CHUNK), self.kv_len)
-        with b.loop(first, end, GROUP) as group:
-            self._group(group, b.lower_of(b.add(group, GROUP), end))
+        with b.loop(first, end, KEY_GROUP) as group:
+            self._group(group, b.lower_of(b.add(group, KEY_GROUP), end))
         self._add_in_turn()
         return b.finish()
 
@@ -204,7 +204,7 @@ class _Item:
         """Gradients of a panel that no row sees, and of rows past the last, which tiles read."""
         b, rows = self.b, self.schedule.query_block + self.schedule.score_rows
         with b.loop(0, rows) as i, b.loop(0, vectors) as n:
-            offset = b.add(b.mul(i, GROUP * b.size), b.mul(n, b.lanes * b.size))
+            offset = b.add(b.mul(i, KEY_GROUP * b.size), b.mul(n, b.lanes * b.size))
             b.store(b.splat(HIDDEN_WEIGHT), gradients, offset, b.size)
 
     def _by_width(self, panel: KeyPanel, *arguments: ir.Value) -> None:

@@ -25,13 +25,9 @@ from rootdk.codegen.panels import LaneRows
 from rootdk.codegen.scatter import scatter_add
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.planning.schedule import BackwardSpec, TileShape
+from rootdk.planning.schedule import KEY_GROUP, BackwardSpec, TileShape
 
-__all__ = ["GROUP", "KeyPanel", "PanelGradients", "RowBlock"]
-
-GROUP = 96
-"""Keys whose panels share one product for dQ: whole vectors of every lane count, four panels of AVX2's 24 lanes. Part
-of the result: dQ is summed group by group."""
+__all__ = ["KeyPanel", "PanelGradients", "RowBlock"]
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ class PanelGradients:
                 b.store_lanes(weight, weights.pointer, weights.offset(i, n))
 
     def _differentiate(self, weights: ScoreTile, raw: ScoreTile, products: ScoreTile, gradients: ir.Value) -> None:
-        """Score gradients over the products, and into the group's [rows, GROUP] block that dQ is computed from.
+        """Score gradients over the products, and into the group's [rows, KEY_GROUP] block that dQ is computed from.
 
         Dropout's share comes here, as dS needs the weights before it and dV those after.
         """
@@ -192,7 +188,7 @@ class PanelGradients:
                         gradient, hidden, self._environment(i, n, score), self.real_keys[n]
                     )
                 b.store_lanes(gradient, products.pointer, products.offset(i, n))
-                b.store(gradient, gradients, b.add(b.mul(i, GROUP * b.size), n * b.lanes * b.size), b.size)
+                b.store(gradient, gradients, b.add(b.mul(i, KEY_GROUP * b.size), n * b.lanes * b.size), b.size)
 
     def _keep_hidden(self, gradient: ir.Value, hidden: ir.Value | None) -> ir.Value:
         return gradient if hidden is None else self.b.ir.select(hidden, self.b.splat(HIDDEN_WEIGHT), gradient)

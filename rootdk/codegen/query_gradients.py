@@ -5,12 +5,11 @@ from collections.abc import Iterator
 
 from llvmlite import ir
 
-from rootdk.codegen.backward_panel import GROUP
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.online_softmax import is_hidden_weight
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods
-from rootdk.planning.schedule import Schedule
+from rootdk.planning.schedule import KEY_GROUP, Schedule
 
 __all__ = ["QueryGradients"]
 
@@ -40,7 +39,7 @@ class QueryGradients:
                     b.loop(0, rows, shape.score_rows) as i,
                 ):
                     self._tile(
-                        b, (shape.score_rows, vectors_here), count, b.at(gradients, b.mul(i, GROUP * b.size)),
+                        b, (shape.score_rows, vectors_here), count, b.at(gradients, b.mul(i, KEY_GROUP * b.size)),
                         (b.at(keys, offset), key_stride), (b.at(sums, b.add(b.mul(i, sum_stride), offset)), sum_stride),
                     )  # fmt: skip
         return b.finish()
@@ -60,7 +59,7 @@ class QueryGradients:
 
         def elements(j: Scalar) -> Iterator[ir.Value]:
             column = b.at(gradients, b.mul(j, b.size))
-            return (b.splat(b.load(b.real, column, m * GROUP * b.size)) for m in range(rows))
+            return (b.splat(b.load(b.real, column, m * KEY_GROUP * b.size)) for m in range(rows))
 
         def lanes(j: Scalar) -> list[ir.Value]:
             row = b.at(key_pointer, b.mul(j, key_stride))

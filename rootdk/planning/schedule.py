@@ -8,14 +8,16 @@ from rootdk.machine import Target
 from rootdk.mods.expr import Graph
 
 __all__ = [
-    "DECODE_KEY_VECTORS", "KEY_CHUNK", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec", "Schedule",
-    "TileShape", "schedule_for",
+    "DECODE_KEY_VECTORS", "KEY_CHUNK", "KEY_GROUP", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec",
+    "Schedule", "TileShape", "schedule_for",
 ]  # fmt: skip
 
+KEY_GROUP = 96
+"""Keys of the backward pass whose panels share one product for dQ: whole vectors of every lane count, four panels of
+AVX2's 24 lanes. Part of the result, as ``Schedule.chunk`` is: dQ is summed group by group."""
 
-KEY_CHUNK = 960
-"""Keys per chunk of the backward pass, whole groups of its panels. Like ``Schedule.chunk`` it is part of the result."""
-
+KEY_CHUNK = 10 * KEY_GROUP
+"""Keys that one task of the backward pass takes; part of the result too."""
 
 DECODE_KEY_VECTORS = 2
 """Vectors of keys that decoding transposes at a time; 4 measured no better."""
