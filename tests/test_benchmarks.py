@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rootdk
-from rootdk.bench import contest, memory, peers, suites
+from rootdk.bench import contest, memory, peers, suites, training
 from rootdk.bench.cases import Case, draw
 from rootdk.bench.patterns import PATTERNS
 from rootdk.bench.questions import QUESTIONS
@@ -126,6 +126,25 @@ def test_every_forward_goal_of_the_design_has_a_case():
     assert goals["N 2048, d 64, causal"] == {"torch": 1.6, "peak": 0.7}
     assert goals["float16, N 2048, d 64, full"] == {"torch": 2.0}
     assert goals["window 256"]["flex"] == 3.0
+
+
+QUICK = Settings(threads=1, rounds=1, quick=True)
+
+
+def test_everybody_trains_the_same_model():
+    for row in training.rows(("torch",), QUICK):
+        assert not row.missing
+        assert row.values.keys() == {"median", "best", "torch", "eager"}
+
+
+def test_who_trains_another_model_is_reported_and_not_timed(monkeypatch):
+    torch_training = pytest.importorskip("rootdk.bench.torch_training")
+    others = {**torch_training.ATTENTIONS, "torch": lambda query, key, value, slopes: query}
+    monkeypatch.setattr(torch_training, "ATTENTIONS", others)
+    for row in training.rows(("torch", "numpy"), QUICK):
+        assert "differs" in row.missing["torch"]
+        assert row.missing["numpy"] == "trains no torch model"
+        assert row.values.keys() == {"median", "best", "eager"}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
