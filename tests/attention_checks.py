@@ -70,19 +70,19 @@ def assert_right(query: np.ndarray, key: np.ndarray, value: np.ndarray, **option
     """``rootdk.attention`` agrees with the reference about as well as the reference does with itself.
 
     That is: up to four times the error that the reference makes in the accumulator's type, and the rounding to the
-    output's type. Where few elements, or a sum in another order, make that error small: up to the error of a score.
-    The roundings of a sum of products add up like a random walk, to eps |query| |key| at 4 standard deviations.
+    output's type. Where few elements, or sums in another order, make that error small: up to what sums of n terms are
+    known to reach in practice, sqrt(n) eps times their terms' magnitudes (Higham and Mary 2019).
     """
     output, lse = rootdk.attention(query, key, value, return_lse=True, **options)
     accumulator = lse.dtype
     truth = reference.attention(query, key, value, dtype=_TRUTH[accumulator.name], **options)
     rounded = reference.attention(query, key, value, dtype=accumulator, **options)
-    of_score = 2 * float(np.finfo(accumulator).eps) * (2 + _largest_score(query, key, truth, options.get("scale")))
-    _assert_near("lse", lse, truth.lse, max(4 * _error(rounded.lse, truth.lse), of_score))
-    _assert_near(
-        "output", output, truth.output,
-        max(4 * _error(rounded.output, truth.output), of_score * _largest(dtypes.to_float64(value))),
-    )  # fmt: skip
+    d_k, kv_len = query.shape[-1], truth.weights.shape[-1]
+    of_score = math.sqrt(d_k) * _largest_score(query, key, truth, options.get("scale"))
+    of_sums = float(np.finfo(accumulator).eps) * (4 + of_score + math.sqrt(kv_len))
+    _assert_near("lse", lse, truth.lse, max(4 * _error(rounded.lse, truth.lse), of_sums))
+    of_output = of_sums * _largest(dtypes.to_float64(value))
+    _assert_near("output", output, truth.output, max(4 * _error(rounded.output, truth.output), of_output))
 
 
 _TRUTH = {"float32": np.float64, "float64": np.longdouble}

@@ -67,7 +67,8 @@ def operands(draw: Draw, sizes: Sizes, dtype: Any = np.float32) -> list[np.ndarr
     for shape in shapes:
         whole = (*draw(broadcastable(sizes.batch_shape)), *shape)
         array = (rng.standard_normal(whole) * draw(st.sampled_from([0.3, 1, 4]))).astype(dtype)
-        repeated = draw(st.sampled_from([None, None, None, *range(len(whole))]))
+        # not along sums: the rounding errors of equal terms do not cancel
+        repeated = draw(st.sampled_from([None, None, *range(len(whole) - 2)]))
         if repeated is not None and whole[repeated]:
             arrays.append(np.broadcast_to(array.take([0], repeated), whole))
         else:
