@@ -30,7 +30,9 @@ from rootdk.runtime.cache import kernels
 from rootdk.runtime.compiler import Address
 from rootdk.runtime.workspace import address, borrow, give_back
 
-__all__ = ["Captured", "Prepared", "allocate", "capture", "frame_words", "prepare", "proofs", "raise_fault", "run"]
+__all__ = [
+    "Captured", "Prepared", "allocate", "capture", "frame_words", "launch", "prepare", "proofs", "raise_fault", "run",
+]  # fmt: skip
 
 _FAULT = struct.Struct("5q")
 """What the kernel tells of an index out of bounds: 1, node, dimension, index, length. It follows the frame."""
@@ -202,9 +204,18 @@ def run(
     Raises:
         BoundsError: a mod read a captured array out of bounds for a visible pair.
     """
+    query, key, value = inputs
+    addresses = (
+        address(query), address(key), address(value), address(output),
+        0 if lse is None else address(lse), 0 if sinks is None else address(sinks),
+    )  # fmt: skip
+    launch(prepared, addresses, captured)
+
+
+def launch(prepared: Prepared, addresses: tuple[int, int, int, int, int, int], captured: Captured) -> None:
+    """``run`` on the memory at ``addresses``: of query, key, value, output, LSE and sinks, 0 for what is not there."""
     if not prepared.tasks:
         return
-    query, key, value = inputs
     shared = prepared.shared
     workspace = borrow(_FRAME_BYTES, prepared.scratch_bytes + shared.sums_bytes + 8 * shared.turns)
     sums = workspace.scratch_address + prepared.scratch_bytes
@@ -215,9 +226,7 @@ def run(
         _CALL.pack_into(
             workspace.frame, 0,
             0, 0, workspace.scratch_address, workspace.frame_address + _FAULT_OFFSET,
-            address(query), address(key), address(value), address(output),
-            0 if lse is None else address(lse), 0 if sinks is None else address(sinks),
-            *captured.words, sums, turns, prepared.frame,
+            *addresses, *captured.words, sums, turns, prepared.frame,
         )  # fmt: skip
         threads.run(prepared.kernel, workspace.frame_address, prepared.threads)
         fault = _FAULT.unpack_from(workspace.frame, _FAULT_OFFSET)

@@ -4,6 +4,7 @@ A mask that compares gathered values (document ids, lengths, padding, a table of
 holds under each tile. Code depends only on which gathers have a table; what is in them is read at each call.
 """
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ def reachable(graph: Graph, roots: Collection[int]) -> set[int]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
 def stretches(graph: Graph) -> tuple[Stretch, ...]:
     """The gathers of ``graph`` that get a range table: those that decide the mask, or index another gather."""
     deciding = reachable(graph, () if graph.mask is None else (graph.mask,))

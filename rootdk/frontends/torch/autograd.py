@@ -11,29 +11,32 @@ from rootdk.frontends.torch.arguments import Inputs, Options
 from rootdk.frontends.torch.bound_call import Call, read_tensors
 from rootdk.frontends.torch.modes import has_tangent, unsupported
 
-__all__ = ["attend", "moving"]
+__all__ = ["attend", "moves", "moving"]
+
+
+def moves(*tensors: Tensor) -> bool:
+    """Whether autograd follows one of ``tensors``."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return True
+    return forward_ad._current_level >= 0 and any(map(has_tangent, tensors))
 
 
 def moving(tensors: dict[int, Tensor]) -> dict[int, Tensor]:
     """Those of ``tensors`` that autograd follows."""
-    if not torch.is_grad_enabled() and forward_ad._current_level < 0:
-        return {}
-    return {
-        slot: tensor
-        for slot, tensor in tensors.items()
-        if (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
-    }
+    return {slot: tensor for slot, tensor in tensors.items() if moves(tensor)}
 
 
 def attend(
-    call: Call, inputs: Inputs, options: Options, moves: dict[int, Tensor], results: tuple[Tensor, Tensor]
+    call: Call, inputs: Inputs, options: Options, found: dict[int, Tensor], results: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """``results``, output and LSE, filled and differentiable by ``inputs`` and by ``moves``, tensors by array slot."""
-    others = [tensor for slot, tensor in read_tensors(call.bound, options).items() if slot not in moves]
+    """``results``, output and LSE, filled and differentiable by ``inputs`` and by ``found``, tensors by array slot."""
+    others = [tensor for slot, tensor in read_tensors(call.bound, options).items() if slot not in found]
     if isinstance(options.mask, Tensor):
         others.append(options.mask)
-    followed = _Followed(call, tuple(moves))
-    filled: tuple[Tensor, Tensor] = _Attention.apply(followed, tuple(others), results, *inputs, *moves.values())
+    followed = _Followed(call, tuple(found))
+    filled: tuple[Tensor, Tensor] = _Attention.apply(followed, tuple(others), results, *inputs, *found.values())
     return filled
 
 

@@ -12,6 +12,7 @@ from rootdk.frontends.torch.arguments import Inputs, Options, bind
 from rootdk.frontends.torch.tensors import as_tensor, as_view
 from rootdk.mods import ranges
 from rootdk.problem import Bound
+from rootdk.runtime.workspace import address
 from rootdk.second_order import Direction
 from rootdk.sink_gradients import sink_gradient
 
@@ -19,7 +20,6 @@ __all__ = ["SINKS", "Call", "Results", "bind_call", "read_tensors"]
 
 SINKS = -1
 """Stands for the sinks among array slots."""
-_NOTHING = np.zeros(())
 
 Results = tuple[Tensor, Tensor | None]
 """Output and LSE, or what goes with them: cotangents, tangents."""
@@ -45,14 +45,22 @@ class Call:
     """Kernels ready to run, by what else they depend on: strides of results and gradients."""
 
     def run(self, inputs: Inputs, output: Tensor, lse: Tensor | None) -> None:
-        """Fill ``output`` and ``lse``."""
-        views = as_view("query", inputs[0]), as_view("key", inputs[1]), as_view("value", inputs[2])
-        results = as_view("output", output), None if lse is None else as_view("lse", lse)
+        """Fill ``output`` and ``lse``; the tensors are plain ones in this machine's memory."""
+        query, key, value = inputs
         kind = output.stride(), lse is None
-        prepared = self.prepared.get(kind)
-        if prepared is None:
-            prepared = self.prepared[kind] = engine.prepare(self.with_inputs(inputs), *results, self.tables)
-        engine.run(prepared, views, self.bound.operands.sinks, *results, self.captured)
+        prepared = self.prepared.get(kind) or self._prepare(inputs, output, lse)
+        sinks = self.bound.operands.sinks
+        addresses = (
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), output.data_ptr(),
+            0 if lse is None else lse.data_ptr(), 0 if sinks is None else address(sinks),
+        )  # fmt: skip
+        engine.launch(prepared, addresses, self.captured)
+
+    def _prepare(self, inputs: Inputs, output: Tensor, lse: Tensor | None) -> engine.Prepared:
+        results = as_view("output", output), None if lse is None else as_view("lse", lse)
+        prepared = engine.prepare(self.with_inputs(inputs), *results, self.tables)
+        self.prepared[output.stride(), lse is None] = prepared
+        return prepared
 
     def with_inputs(self, inputs: Sequence[Tensor]) -> Bound:
         """The bound call, with the memory of ``inputs``."""
@@ -66,21 +74,20 @@ class Call:
         self, tensors: Sequence[Tensor], slots: tuple[int, ...], results: Results, cotangents: Results
     ) -> list[Tensor]:
         """Gradients of ``tensors``: query, key, value and what is in ``slots``."""
-        bound = self.with_inputs(tensors[:3])
         output, lse, grad_output = (as_view("gradient", tensor) for tensor in (*results, cotangents[0]))
         grad_lse = None if cotangents[1] is None else as_view("gradient", cotangents[1])
         rows = gradients.Rows(output, lse, grad_output, grad_lse)
-        found = gradients.allocate(bound)
+        found = gradients.allocate(self.bound)
         wanted = tuple(slot for slot in slots if slot != SINKS)
-        strides = tuple(None if array is None else array.strides for array in (output, lse, grad_output, grad_lse))
-        prepared = self.prepared.get((wanted, strides))
+        kind = wanted, grad_output.strides, None if grad_lse is None else grad_lse.strides
+        prepared = self.prepared.get(kind)
         if prepared is None:
-            prepared = gradients.prepare(bound, rows, found, self.tables, wanted)
-            self.prepared[wanted, strides] = prepared
-        inputs = bound.operands.query, bound.operands.key, bound.operands.value
-        captured = gradients.run(prepared, inputs, rows, found, self.captured)
+            prepared = gradients.prepare(self.with_inputs(tensors[:3]), rows, found, self.tables, wanted)
+            self.prepared[kind] = prepared
+        query, key, value = (as_view("input", tensor) for tensor in tensors[:3])
+        captured = gradients.run(prepared, (query, key, value), rows, found, self.captured)
         if SINKS in slots:
-            captured[SINKS] = sink_gradient(bound, rows)
+            captured[SINKS] = sink_gradient(self.with_inputs(tensors[:3]), rows)
         return self._like_tensors((found.query, found.key, found.value), captured, slots, tensors)
 
     def push_forward(
@@ -118,8 +125,8 @@ def bind_call(inputs: Inputs, options: Options) -> Call:
     bound = bind(inputs, options)
     graph, operands = bound.problem.graph, bound.operands
     tables = ranges.build_all(graph, operands.arrays)
-    shapes = (view.shape for view in (operands.query, operands.key, operands.value))
-    query, key, value = (np.broadcast_to(_NOTHING, shape) for shape in shapes)
+    views = operands.query, operands.key, operands.value
+    query, key, value = (np.broadcast_to(np.zeros((), view.dtype), view.shape) for view in views)
     bare = replace(bound, operands=replace(operands, query=query, key=key, value=value))
     return Call(bare, tables, engine.capture(graph, operands, tables))
 
@@ -132,6 +139,8 @@ def _direction(slots: tuple[int, ...], moves: Sequence[Tensor | None]) -> Direct
 
 def _like(gradient: Tensor, tensor: Tensor) -> Tensor:
     """``gradient`` summed over what ``tensor`` was broadcast along, in its shape and dtype."""
+    if gradient.shape == tensor.shape and gradient.dtype is tensor.dtype:
+        return gradient
     if gradient.numel() == tensor.numel():
         return gradient.reshape(tensor.shape).to(tensor.dtype)
     return gradient.double().sum_to_size(tensor.shape).to(tensor.dtype)

@@ -1,6 +1,6 @@
 """Calls on plain tensors. What a kind of call needs is found once and remembered, where its options cannot change."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,15 +10,15 @@ from rootdk import engine
 from rootdk.frontends.torch import autograd
 from rootdk.frontends.torch.arguments import Inputs, Options, empty_lse
 from rootdk.frontends.torch.bound_call import Call, bind_call, read_tensors
-from rootdk.frontends.torch.tensors import as_view
+from rootdk.frontends.torch.tensors import as_view, plain
 from rootdk.mods import ranges
 from rootdk.mods.values import Mask
+from rootdk.problem import Bound
 from rootdk.runtime import threads
 
-__all__ = ["attend"]
+__all__ = ["attend", "call_for", "run"]
 
 _MOST_KNOWN = 128
-_known: dict[tuple[Any, ...], Call] = {}
 
 
 def attend(
@@ -28,11 +28,19 @@ def attend(
 
     The output is written to ``output``, which may have any strides, if given.
     """
-    call = _call(inputs, options)
+    inputs = plain("query", inputs[0]), plain("key", inputs[1]), plain("value", inputs[2])
+    call = call_for(inputs, options)
     if output is None:
         output = torch.empty(call.bound.output_shape, dtype=inputs[0].dtype)
+    return run(call, inputs, options, output, return_lse=return_lse)
+
+
+def run(
+    call: Call, inputs: Inputs, options: Options, output: Tensor, *, return_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """``attend`` with a call that ``call_for`` gave for plain inputs and options like these."""
     moves = autograd.moving(read_tensors(call.bound, options)) if options.learnable else {}
-    if moves or autograd.moving(dict(enumerate(inputs))):
+    if moves or autograd.moves(*inputs):
         lse = empty_lse(call.bound.lse_shape, output.dtype)
         return autograd.attend(call, inputs, options, moves, (output, lse))
     lse = empty_lse(call.bound.lse_shape, output.dtype) if return_lse else None
@@ -40,33 +48,45 @@ def attend(
     return output, lse
 
 
-def _call(inputs: Inputs, options: Options) -> Call:
+def call_for(inputs: Inputs, options: Options) -> Call:
+    """The call that ``inputs`` and ``options`` make, from memory if it is of a known kind."""
     signature = _signature(inputs, options)
     if signature is None:
         return bind_call(inputs, options)
-    call = _known.get(signature)
-    if call is None:
-        call = bind_call(inputs, options)
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        # without the tensors of this call, which would live as long as it is known
+    known = _known.get(signature)
+    if known is not None:
+        return known if isinstance(known, Call) else known.call(options)
+    call = bind_call(inputs, options)
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[signature] = _Dense.of(call) if call.bound.operands.arrays else call
+    return call
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Dense:
+    """A kind of call that brings a mask or bias of its own, without those of the first one."""
+
+    bound: Bound
+    prepared: dict[Any, Any]
+
+    @classmethod
+    def of(cls, call: Call) -> "_Dense":
         operands = replace(call.bound.operands, arrays=(), sources=())
-        brings = isinstance(options.mask, Tensor) or options.bias is not None
-        known = replace(call, bound=replace(call.bound, operands=operands), tables=()) if brings else call
-        _known[signature] = known
-        return call
-    return call if call.bound.problem.graph.arrays == () else _with_own_arrays(call, options)
+        return cls(replace(call.bound, operands=operands), call.prepared)
+
+    def call(self, options: Options) -> Call:
+        """The call with the arrays of ``options``: in the graph's order, without dimensions of size 1."""
+        dense = (("bias", options.bias), ("mask", options.mask))
+        arrays = tuple(as_view(name, tensor).squeeze() for name, tensor in dense if isinstance(tensor, Tensor))
+        graph = self.bound.problem.graph
+        operands = replace(self.bound.operands, arrays=arrays, sources=arrays)
+        tables = ranges.build_all(graph, arrays)
+        bound = replace(self.bound, operands=operands)
+        return Call(bound, tables, engine.capture(graph, operands, tables), self.prepared)
 
 
-def _with_own_arrays(call: Call, options: Options) -> Call:
-    """``call`` with this call's mask or bias: in the graph's order, without dimensions of size 1."""
-    dense = (("bias", options.bias), ("mask", options.mask))
-    arrays = tuple(as_view(name, tensor).squeeze() for name, tensor in dense if isinstance(tensor, Tensor))
-    graph = call.bound.problem.graph
-    operands = replace(call.bound.operands, arrays=arrays, sources=arrays)
-    tables = ranges.build_all(graph, arrays)
-    bound = replace(call.bound, operands=operands)
-    return Call(bound, tables, engine.capture(graph, operands, tables), call.prepared)
+_known: dict[tuple[Any, ...], Call | _Dense] = {}
 
 
 def _signature(inputs: Inputs, options: Options) -> tuple[Any, ...] | None:

@@ -7,27 +7,24 @@ from torch.autograd import forward_ad
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.frontends.torch.errors import as_runtime_error
 
-__all__ = ["cast_for_autocast", "has_tangent", "seen_by_torch", "transformed", "unsupported"]
-
-_PLAIN = (Tensor, torch.nn.Parameter)
+__all__ = ["cast_for_autocast", "has_tangent", "refuse_tangents", "transformed", "unsupported", "watched"]
 
 
-def seen_by_torch(*tensors: Tensor | None) -> bool:
-    """Whether torch has to see an operator: a compiler, torch.func or a mode watches, or there is no memory to read.
-
-    Raises ArgumentError for a tangent that only torch.func would take along: torch would take an operator's for zero.
-    """
-    if transformed():
-        return True
-    seen = (
+def watched() -> bool:
+    """Whether a compiler, torch.func, a tracer or a mode of torch watches for operators, or autocast changes them."""
+    return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
         or torch.jit.is_tracing()
-        or any(tensor is not None and (type(tensor) not in _PLAIN or tensor.is_meta) for tensor in tensors)
+        or torch.is_autocast_enabled("cpu")
     )
-    if seen and any(tensor is not None and has_tangent(tensor) for tensor in tensors):
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """Raise where forward mode follows one of ``tensors`` to an operator, whose tangent torch would take for zero."""
+    if not transformed() and any(tensor is not None and has_tangent(tensor) for tensor in tensors):
         raise unsupported("forward-mode derivatives where a compiler or a mode of torch watches")
-    return seen
 
 
 def transformed() -> bool:

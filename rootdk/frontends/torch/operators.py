@@ -74,11 +74,16 @@ def options(
 
 
 def empty_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Uninitialised, with the strides of torch's output: dimensions in query's order on its fused path, else dense."""
-    fused = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and key.shape[-2]
-    if fused and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+    """Uninitialised, with the strides of torch's output."""
+    if fused(query, key, value, dropout_p):
         return torch.empty_like(query)
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> bool:
+    """Whether torch takes its fused path, which gives the output query's order of dimensions in memory."""
+    fits = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and bool(key.shape[-2])
+    return fits and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
 
 
 def _fake(

@@ -1,5 +1,6 @@
 """torch.nn.functional.scaled_dot_product_attention, as torch defines it, on rootdk's kernels."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,11 +9,14 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
 from rootdk.frontends.torch import operators
-from rootdk.frontends.torch.calls import attend
+from rootdk.frontends.torch.arguments import Inputs, Options
+from rootdk.frontends.torch.bound_call import Call
+from rootdk.frontends.torch.calls import attend, call_for, run
 from rootdk.frontends.torch.errors import runtime_errors
-from rootdk.frontends.torch.modes import cast_for_autocast, seen_by_torch, transformed
-from rootdk.frontends.torch.tensors import unreadable
+from rootdk.frontends.torch.modes import cast_for_autocast, refuse_tangents, transformed, watched
+from rootdk.frontends.torch.tensors import is_plain, unreadable
 from rootdk.frontends.torch.transforms import Forward
+from rootdk.runtime import threads
 
 __all__ = ["scaled_dot_product_attention"]
 
@@ -46,17 +50,61 @@ def scaled_dot_product_attention(
     tensor([[1.0000, 0.0000],
             [0.3302, 0.6698]])
     """
+    kind = None if attn_mask is not None or dropout_p else _kind(query, key, value, is_causal, scale, enable_gqa)
+    known = None if kind is None else _known.get(kind)
+    if known is not None:
+        return run(known.call, (query, key, value), known.options, known.empty_output(query))[0]
     _check_tensors(query, key, value)
     attn_mask, causal = _visible(query, key, attn_mask, is_causal)
-    query, key, value = _broadcast(*cast_for_autocast(query, key, value), enable_gqa)
+    inputs = _broadcast(*cast_for_autocast(query, key, value), enable_gqa)
     # drawn from torch's generator, so that torch.manual_seed repeats it
     seed = torch.randint(2**63 - 1, ()) if dropout_p else None
-    if seen_by_torch(query, key, value, attn_mask):
-        call = Forward.apply if transformed() else operators.forward
-        return call(query, key, value, attn_mask, seed, dropout_p, causal, scale)[0]
-    output = operators.empty_output(query, key, value, dropout_p)
+    if watched() or not all(tensor is None or is_plain(tensor) for tensor in (*inputs, attn_mask)):
+        refuse_tangents(*inputs, attn_mask)
+        apply = Forward.apply if transformed() else operators.forward
+        return apply(*inputs, attn_mask, seed, dropout_p, causal, scale)[0]
     options = operators.options(attn_mask, seed, dropout_p, causal, scale)
-    return attend((query, key, value), options, output=output)[0]
+    if kind is not None:
+        _remember(kind, inputs, options)
+    return attend(inputs, options, output=operators.empty_output(*inputs, dropout_p))[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """What a kind of call comes to."""
+
+    call: Call
+    options: Options
+    like_query: bool
+    """Whether the output has query's shape and order of dimensions."""
+
+    def empty_output(self, query: Tensor) -> Tensor:
+        return torch.empty_like(query) if self.like_query else query.new_empty(self.call.bound.output_shape)
+
+
+_known: dict[tuple[Any, ...], _Known] = {}
+_MOST_KNOWN = 128
+
+
+def _kind(query: Any, key: Any, value: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[Any, ...] | None:
+    """All that a call without mask or dropout depends on but numbers; None where torch watches or changes it."""
+    if watched() or not (scale is None or type(scale) is float):
+        return None
+    if not (is_plain(query) and is_plain(key) and is_plain(value)):
+        return None
+    return (
+        query.shape, query.stride(), query.dtype, key.shape, key.stride(), key.dtype, value.shape, value.stride(),
+        value.dtype, is_causal, scale, enable_gqa, threads.get_num_threads(),
+    )  # fmt: skip
+
+
+def _remember(kind: tuple[Any, ...], inputs: Inputs, options: Options) -> None:
+    query, key, value = inputs
+    # broadcast or cast, they are not those that the kind is of
+    if (query.shape, query.stride(), query.dtype, key.shape, value.shape) == (*kind[:3], kind[3], kind[6]):
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[kind] = _Known(call_for(inputs, options), options, operators.fused(query, key, value, 0.0))
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:

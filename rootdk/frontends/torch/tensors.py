@@ -9,8 +9,9 @@ from torch import Tensor
 from rootdk.dtypes import BFLOAT16_BITS
 from rootdk.errors import ArgumentError, DTypeError
 
-__all__ = ["FLOATS", "as_tensor", "as_view", "refusal", "unreadable"]
+__all__ = ["FLOATS", "as_tensor", "as_view", "is_plain", "plain", "refusal", "unreadable"]
 
+_PLAIN = (Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -33,24 +34,39 @@ def unreadable(name: str, tensor: Tensor) -> ArgumentError:
 
 
 def as_view(name: str, tensor: Any) -> np.ndarray:
-    """``tensor`` as an ndarray that shares its memory, bfloat16 as its bits; named ``name`` in errors.
-
-    A lazily negated tensor is written out first, as its memory holds other numbers than it stands for.
-    """
-    if not isinstance(tensor, Tensor):
-        raise DTypeError(f"{name}: expected a tensor, got {type(tensor).__name__}; convert it: torch.as_tensor({name})")
-    if refusal(tensor) is not None:
-        raise unreadable(name, tensor)
+    """``tensor`` as an ndarray that shares its memory, bfloat16 as its bits; named ``name`` in errors."""
+    tensor = plain(name, tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
-        bits: np.ndarray = tensor.view(torch.int16).resolve_neg().numpy()
+        bits: np.ndarray = tensor.view(torch.int16).numpy()
         return bits.view(BFLOAT16_BITS)
     try:
-        view: np.ndarray = tensor.resolve_conj().resolve_neg().numpy()
+        view: np.ndarray = tensor.numpy()
     except TypeError as error:
         raise DTypeError(f"{name}: expected a dtype that NumPy knows too, got {tensor.dtype}") from error
     return view
+
+
+def plain(name: str, tensor: Any) -> Tensor:
+    """``tensor`` itself, whose memory rootdk can read; a lazily negated one is written out, as its memory is not."""
+    if not isinstance(tensor, Tensor):
+        raise DTypeError(f"{name}: expected a tensor, got {type(tensor).__name__}; convert it: torch.as_tensor({name})")
+    if is_plain(tensor):
+        return tensor
+    if refusal(tensor) is not None:
+        raise unreadable(name, tensor)
+    return tensor.resolve_conj().resolve_neg()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is nothing but numbers with strides in this machine's memory."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
+    )
 
 
 def as_tensor(array: np.ndarray) -> Tensor:
