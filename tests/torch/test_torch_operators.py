@@ -8,8 +8,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import scaled_dot_product_attention as torchs
 from torch.utils.flop_counter import FlopCounterMode
 
+import rootdk
 from rootdk.frontends.torch import operators
-from rootdk.torch import scaled_dot_product_attention
+from rootdk.torch import flex_attention, scaled_dot_product_attention
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,6 +68,22 @@ def test_lengths_may_change_without_a_new_graph():
         query = QUERY[:, :, :length]
         torch.testing.assert_close(compiled(query, KEY, VALUE), torchs(query, KEY, VALUE))
     assert counter.frame_count == graphs
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_compiled_code_leaves_functions_of_the_users_to_rootdk():
+    def function(x: torch.Tensor) -> torch.Tensor:
+        scores = flex_attention(x * 2, x, x, lambda score, b, h, q, kv: score * 2)
+        return scores.sin() + rootdk.attention(x, x, x, mask=rootdk.causal()).cos()
+
+    compiled = torch.compile(function, backend="aot_eager")
+    torch.testing.assert_close(compiled(QUERY), function(QUERY))
+
+
+def test_transforms_of_torch_func_are_refused_where_functions_are_traced():
+    with pytest.raises(rootdk.ArgumentError, match=r"torch\.func") as caught:
+        torch.func.grad(lambda x: flex_attention(x, x, x).sum())(QUERY)
+    assert isinstance(caught.value, RuntimeError)
 
 
 def test_exported():

@@ -173,3 +173,10 @@ def test_rootdk_attention_takes_and_gives_tensors():
     other, other_lse = rootdk.attention(*by_length, mask=rootdk.causal("end"), layout="bshd", return_lse=True)
     assert torch.equal(other.transpose(1, 2), output)
     assert torch.equal(other_lse.transpose(1, 2), lse)
+
+
+def test_arrays_of_numpy_beside_tensors():
+    bias, mask = random(5, 7), random(2, 1, 5, 7) > 0
+    found = rootdk.attention(QUERY, KEY, VALUE, bias=bias.numpy(), mask=mask.numpy())
+    torch.testing.assert_close(found, rootdk.attention(QUERY, KEY, VALUE, bias=bias, mask=mask))
+    torch.testing.assert_close(found, torchs(QUERY, KEY, VALUE, bias.masked_fill(~mask, -torch.inf)))

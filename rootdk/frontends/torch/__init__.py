@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rootdk.frontends.torch.arguments import Options, bind
 from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
+from rootdk.frontends.torch.modes import outside_graphs
 
 if TYPE_CHECKING:
     from rootdk.planning.plan import Plan
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["attention", "plan"]
 
 
+@outside_graphs
 @runtime_errors
 def attention(query: Any, key: Any, value: Any, *, return_lse: bool = False, **options: Any) -> Any:
     """Output, or (output, LSE), of one call on tensors."""
@@ -20,6 +22,7 @@ def attention(query: Any, key: Any, value: Any, *, return_lse: bool = False, **o
     return (output, lse) if return_lse else output
 
 
+@outside_graphs
 @runtime_errors
 def plan(query: Any, key: Any, value: Any, *, return_lse: bool = False, **options: Any) -> "Plan":
     """How ``attention`` will run with the same arguments."""

@@ -10,6 +10,7 @@ from rootdk import engine
 from rootdk.frontends.torch import autograd
 from rootdk.frontends.torch.arguments import Inputs, Options, empty_lse
 from rootdk.frontends.torch.bound_call import Call, bind_call, read_tensors
+from rootdk.frontends.torch.modes import refuse_transforms
 from rootdk.frontends.torch.tensors import as_view, plain
 from rootdk.mods import ranges
 from rootdk.mods.values import Mask
@@ -28,6 +29,7 @@ def attend(
 
     The output is written to ``output``, which may have any strides, if given.
     """
+    refuse_transforms()
     inputs = plain("query", inputs[0]), plain("key", inputs[1]), plain("value", inputs[2])
     call = call_for(inputs, options)
     if output is None:
@@ -93,6 +95,8 @@ def _signature(inputs: Inputs, options: Options) -> tuple[Any, ...] | None:
     """All that a call depends on but the numbers in its tensors; None where those may shape it, as in functions."""
     mask, bias = options.mask, options.bias
     if options.score_mod is not None or options.sinks is not None or options.dropout_p:
+        return None
+    if not (bias is None or isinstance(bias, Tensor)):
         return None
     if isinstance(mask, Tensor):
         mask = _kind(mask)

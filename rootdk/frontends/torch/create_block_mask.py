@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from rootdk.errors import ArgumentError
 from rootdk.frontends.torch.errors import runtime_errors
+from rootdk.frontends.torch.modes import outside_graphs
 from rootdk.mods import bounds, ranges
 from rootdk.mods.evaluate import evaluate
 from rootdk.mods.trace import Traced, Tracer
@@ -24,6 +25,7 @@ _TILES_AT_ONCE = 2**16
 _PAIRS_AT_ONCE = 2**20
 
 
+@outside_graphs
 @runtime_errors
 def create_block_mask(
     mask_mod: Callable[..., Any], B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device: Any = "cpu",

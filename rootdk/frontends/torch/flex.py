@@ -12,10 +12,12 @@ from rootdk.frontends.torch.arguments import Inputs, Options
 from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
 from rootdk.frontends.torch.max_scores import max_scores
+from rootdk.frontends.torch.modes import outside_graphs
 
 __all__ = ["flex_attention"]
 
 
+@outside_graphs
 @runtime_errors
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any = None, block_mask: BlockMask | None = None,

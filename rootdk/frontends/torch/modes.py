@@ -1,5 +1,9 @@
 """In which of torch's modes a call is made: which of them watch operators, and which change arguments."""
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -7,7 +11,19 @@ from torch.autograd import forward_ad
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.frontends.torch.errors import as_runtime_error
 
-__all__ = ["cast_for_autocast", "has_tangent", "refuse_tangents", "transformed", "unsupported", "watched"]
+__all__ = [
+    "cast_for_autocast",
+    "has_tangent",
+    "outside_graphs",
+    "refuse_tangents",
+    "refuse_transforms",
+    "transformed",
+    "unsupported",
+    "watched",
+]
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def watched() -> bool:
@@ -21,10 +37,33 @@ def watched() -> bool:
     )
 
 
+def outside_graphs(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Have torch.compile leave ``function`` out of its graphs: it traces functions of the user's in its own way."""
+    eager: Callable[_Arguments, _Result] = torch.compiler.disable(function)
+
+    @functools.wraps(function)
+    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        # the wrapped one costs a microsecond, which calls outside of compiled code need not pay
+        return (eager if torch.compiler.is_compiling() else function)(*args, **kwargs)
+
+    return wrapper
+
+
 def refuse_tangents(*tensors: Tensor | None) -> None:
     """Raise where forward mode follows one of ``tensors`` to an operator, whose tangent torch would take for zero."""
     if not transformed() and any(tensor is not None and has_tangent(tensor) for tensor in tensors):
         raise unsupported("forward-mode derivatives where a compiler or a mode of torch watches")
+
+
+def refuse_transforms() -> None:
+    """Raise inside torch.func's transforms, whose tensors have no memory to read."""
+    if transformed():
+        raise as_runtime_error(
+            ArgumentError(
+                "rootdk: expected plain tensors, got those of a transform of torch.func, in which only "
+                "rootdk.torch.scaled_dot_product_attention works; use torch.autograd, or loop over the batch"
+            )
+        )
 
 
 def transformed() -> bool:
