@@ -131,14 +131,25 @@ def test_every_forward_goal_of_the_design_has_a_case():
 QUICK = Settings(threads=1, rounds=1, quick=True)
 
 
-def test_everybody_trains_the_same_model():
+@pytest.fixture
+def one_thread():
+    """Tests run beside each other: with more threads than cores, torch's wait for each other at every operation."""
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_everybody_trains_the_same_model(one_thread):
     for row in training.rows(("torch",), QUICK):
         assert not row.missing
         assert row.values.keys() == {"median", "best", "torch", "eager"}
 
 
-def test_who_trains_another_model_is_reported_and_not_timed(monkeypatch):
-    torch_training = pytest.importorskip("rootdk.bench.torch_training")
+def test_who_trains_another_model_is_reported_and_not_timed(monkeypatch, one_thread):
+    from rootdk.bench import torch_training
+
     others = {**torch_training.ATTENTIONS, "torch": lambda query, key, value, slopes: query}
     monkeypatch.setattr(torch_training, "ATTENTIONS", others)
     for row in training.rows(("torch", "numpy"), QUICK):

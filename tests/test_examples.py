@@ -1,6 +1,7 @@
 """The examples run, and show what they say."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,10 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def test_training_takes_the_same_course_on_rootdk_and_on_torch(tmp_path):
     picture = tmp_path / "loss.svg"
     command = [sys.executable, str(EXAMPLES / "train_char_transformer.py"), "--quick", "--steps", "4", "--json"]
-    done = subprocess.run([*command, "--plot", str(picture)], capture_output=True, text=True, check=False)
+    # Tests run beside each other: with more threads than cores, torch's wait for each other at every operation.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += ["--plot", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     losses = results["losses"]
