@@ -342,13 +342,13 @@ class _Task:
         with b.loop(0, self.rows) as row:
             head, query = self._head(row), b.ir.srem(row, self.q_len)
             sink = self.softmax.sink(frame.address("sinks"), head)
-            factor, lse = self.softmax.normalised(self.total.stats(row), sink)
+            denominator, lse = self.softmax.normalised(self.total.stats(row), sink)
             output = self._operand("output", head, self.q_len, self.d_v)
             source, target = self.total.output(row), b.at(output.pointer, b.mul(query, output.row_stride))
-            first = ir.Constant(ir.IntType(32), 0)
+            own = denominator.of_row()
             with b.loop(0, self.d_v) as c:
-                value = b.ir.fmul(b.load(b.real, source, b.mul(c, b.size)), b.ir.extract_element(factor, first))
+                value = own.divide(b.load(b.real, source, b.mul(c, b.size)))
                 store_elements(b, self.spec.dtype, value, target, b.mul(c, output.stride))
             with b.when(b.ir.icmp_unsigned("!=", frame.word("lse"), b.index(0))):
                 address = b.at(frame.head_address("lse", self.batch, head), b.mul(query, frame.word("lse_row")))
-                b.store(b.ir.extract_element(lse, first), address)
+                b.store(b.ir.extract_element(lse, ir.Constant(ir.IntType(32), 0)), address)

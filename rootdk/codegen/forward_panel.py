@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from llvmlite import ir
@@ -130,12 +129,12 @@ class PanelRoutines:
         )  # fmt: skip
         with b.loop(0, panel.vectors) as n:
             row = b.index(b.add(first, b.mul(n, b.lanes)))
-            factor, row_lse = softmax.normalised(panel.stats(PanelMemory.TOTAL, n), sink)
+            denominator, row_lse = softmax.normalised(panel.stats(PanelMemory.TOTAL, n), sink)
             if self.spec.dropout:
-                factor = b.ir.fmul(factor, b.splat(frame.dropout_scale()))
+                denominator = denominator.scaled(b.splat(frame.dropout_scale()))
             self._store_lse(b, frame, lse, row, row_lse)
             column = b.at(panel.output(PanelMemory.TOTAL), panel.offset(0, n))
-            unpack(b, column, panel.stride, rows, row, partial(b.ir.fmul, factor))
+            unpack(b, column, panel.stride, rows, row, denominator.divide)
         return b.finish()
 
     def _store_lse(self, b: Builder, frame: Frame, lse: ir.Value, first: ir.Value, value: ir.Value) -> None:

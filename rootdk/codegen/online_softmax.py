@@ -10,14 +10,14 @@ A lane that has seen nothing holds m = -inf; shifting by 0 instead keeps -inf - 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
 from rootdk.codegen.builder import POINTER, Builder, Slot
 from rootdk.codegen.vector_math import exp2_nonpositive, log2
 
-__all__ = ["HIDDEN_WEIGHT", "LN_2", "LOG2_E", "LaneStats", "Softmax", "is_hidden_weight"]
+__all__ = ["HIDDEN_WEIGHT", "LN_2", "LOG2_E", "Denominator", "LaneStats", "Softmax", "is_hidden_weight"]
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
@@ -62,8 +62,8 @@ class Softmax:
         total.store(maximum, b.fma(total.sum, old, b.ir.fmul(chunk.sum, new)))
         return old, new
 
-    def normalised(self, total: "LaneStats", sink: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """What outputs are to be multiplied by, and the natural LSE; ``sink`` is one more logit, -inf for none.
+    def normalised(self, total: "LaneStats", sink: ir.Value) -> tuple["Denominator", ir.Value]:
+        """What outputs are to be divided by, and the natural LSE; ``sink`` is one more logit, -inf for none.
 
         A row that has seen nothing gets 0, and its sink, or -inf, as LSE.
         """
@@ -72,9 +72,10 @@ class Softmax:
         rescale = self.exponential(b.ir.fsub(total.maximum, shift))
         denominator = b.fma(total.sum, rescale, self.exponential(b.ir.fsub(sink, shift)))
         empty = b.ir.fcmp_ordered("==", denominator, b.splat(0.0))
-        factor = b.ir.select(empty, b.splat(0.0), b.ir.fdiv(rescale, denominator))
+        reciprocal = b.ir.select(empty, b.splat(0.0), b.ir.fdiv(b.splat(1.0), denominator))
         natural = b.ir.fmul(shift, b.splat(LN_2)) if self.log2_scores else shift
-        return factor, b.fma(log2(b, denominator), b.splat(LN_2), natural)
+        lse = b.fma(log2(b, denominator), b.splat(LN_2), natural)
+        return Denominator(b, rescale, denominator, reciprocal), lse
 
     def sink(self, sinks: ir.Value, head: ir.Value) -> ir.Value:
         """The head's sink logit in the unit of the scores; -inf, which adds nothing, where ``sinks`` is null."""
@@ -115,6 +116,40 @@ class Softmax:
         for stat, best, total, factor in zip(stats, maxima, sums, factors, strict=True):
             stat.store(best.value, b.fma(stat.sum, factor, total.value))
         return factors
+
+
+@dataclass(frozen=True)
+class Denominator:
+    """What a row's outputs are divided by; lanes, or scalars for one row."""
+
+    b: Builder
+    rescale: ir.Value
+    """exp of the row's maximum less the one that a sink may raise it to; 1 without a sink."""
+    sum: ir.Value
+    reciprocal: ir.Value
+
+    def of_row(self) -> "Denominator":
+        """The first lane's, as scalars."""
+        first = ir.Constant(ir.IntType(32), 0)
+        values = (self.b.ir.extract_element(value, first) for value in (self.rescale, self.sum, self.reciprocal))
+        return Denominator(self.b, *values)
+
+    def scaled(self, factor: ir.Value) -> "Denominator":
+        """For outputs that are multiplied by ``factor`` too."""
+        return replace(self, rescale=self.b.ir.fmul(self.rescale, factor))
+
+    def divide(self, output: ir.Value) -> ir.Value:
+        """A quotient as rounded as a division's, so that a row of equal values gives exactly that value.
+
+        The product with the reciprocal can be one unit off; its remainder puts it right. An infinite output, whose
+        remainder is NaN, is left as it is.
+        """
+        b = self.b
+        output = b.ir.fmul(output, self.rescale)
+        quotient = b.ir.fmul(output, self.reciprocal)
+        remainder = b.fma(b.ir.fneg(quotient), self.sum, output)
+        corrected = b.fma(remainder, self.reciprocal, quotient)
+        return b.ir.select(b.ir.fcmp_ordered("ord", remainder, remainder), corrected, quotient)
 
 
 class LaneStats:
