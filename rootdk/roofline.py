@@ -1,9 +1,7 @@
 """What this machine can do at most, measured in the same run as what is compared to it."""
 
-import ctypes
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -11,7 +9,9 @@ import numpy as np
 from rootdk.codegen import roofline as code
 from rootdk.machine import host
 from rootdk.planning.cost import Peaks
+from rootdk.runtime import threads
 from rootdk.runtime.cache import kernels
+from rootdk.runtime.compiler import Kernel
 
 __all__ = ["Roofline", "peaks"]
 
@@ -21,49 +21,49 @@ _READ_BYTES = 64 << 20
 
 
 class Roofline:
-    """Peak multiply-adds and peak read bandwidth of ``threads`` cores, as calls to be timed in turns with others."""
+    """Peak multiply-adds and peak read bandwidth of ``count`` cores, as calls to be timed in turns with others."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, count: int) -> None:
         lanes = host().lanes(4)
         turn = code.READ_VECTORS * lanes
-        self._pool = ThreadPoolExecutor(threads - 1) if threads > 1 else None
+        self._threads = count
         # Half and half: 12 chains x -> x / 2 + 1 / 2 that neither overflow nor become denormal.
-        self._factors = [np.full(2 * lanes, 0.5, np.float32) for _ in range(threads)]
-        self._memory = [np.ones(_READ_BYTES // 4, np.float32) for _ in range(threads)]
-        self._fma_records = [_record(factors, _FMA_TURNS) for factors in self._factors]
-        self._read_records = [_record(memory, memory.size // turn) for memory in self._memory]
-        self.flops = 2 * lanes * code.CHAINS * _FMA_TURNS * threads
+        self._factors = [np.full(2 * lanes, 0.5, np.float32) for _ in range(count)]
+        self._memory = [np.ones(_READ_BYTES // 4, np.float32) for _ in range(count)]
+        self._fma_context = _context([(factors, _FMA_TURNS) for factors in self._factors])
+        self._read_context = _context([(memory, memory.size // turn) for memory in self._memory])
+        self.flops = 2 * lanes * code.CHAINS * _FMA_TURNS * count
         """Floating-point operations that one ``multiply_add`` does (float32)."""
         self.bytes = sum(memory.nbytes for memory in self._memory)
         """Bytes that one ``read`` reads."""
 
     def multiply_add(self) -> None:
         """Run ``flops`` operations that need no memory."""
-        self._on_all(code.FMA, self._fma_records)
+        self._run(code.FMA, self._fma_context)
 
     def read(self) -> None:
         """Read ``bytes`` bytes."""
-        self._on_all(code.READ, self._read_records)
+        self._run(code.READ, self._read_context)
 
-    def _on_all(self, kernel: str, records: list[np.ndarray]) -> None:
-        function = _functions()[kernel]
-        waiting = [self._pool.submit(function, record.ctypes.data) for record in records[1:]] if self._pool else []
-        function(records[0].ctypes.data)
-        for future in waiting:
-            future.result()
+    def _run(self, kernel: str, context: np.ndarray) -> None:
+        # On the threads that attention runs on: a pool of its own would wait for cores that torch's workers spin on.
+        context[0] = 0
+        threads.run(_kernels()[kernel], context.ctypes.data, self._threads)
 
 
-def _record(data: np.ndarray, count: int) -> np.ndarray:
-    """The words a kernel reads, with room for the widest vector of results behind them."""
-    record = np.zeros(2 + 16, np.int64)
-    record[:2] = data.ctypes.data, count
-    return record
+def _context(parts: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
+    """A counter, how many parts there are, and (data, count, room for a result) for each."""
+    context = np.zeros(2 + code.RECORD_WORDS * len(parts), np.int64)
+    context[1] = len(parts)
+    for number, (data, count) in enumerate(parts):
+        context[2 + code.RECORD_WORDS * number :][:2] = data.ctypes.data, count
+    return context
 
 
 @cache
-def peaks(threads: int) -> Peaks:
-    """The peaks of ``threads`` cores, measured once in a process; some 50 ms."""
-    roofline = Roofline(threads)
+def peaks(count: int) -> Peaks:
+    """The peaks of ``count`` cores, measured once in a process; some 50 ms."""
+    roofline = Roofline(count)
     return Peaks(
         roofline.flops / _best(roofline.multiply_add),
         roofline.bytes / _best(roofline.read),
@@ -80,12 +80,6 @@ def _best(call: Callable[[], None]) -> float:
 
 
 @cache
-def _functions() -> Mapping[str, Callable[[int], None]]:
-    target, names = host(), (code.FMA, code.READ)
-    library = kernels().get("roofline", target, names, lambda: str(code.module(target)))
-    # The function keeps its library alive: unloading it would leave a dangling address.
-    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    functions = {name: prototype(library[name]) for name in names}
-    for function in functions.values():
-        function.library = library  # type: ignore[attr-defined]
-    return functions
+def _kernels() -> Kernel:
+    target = host()
+    return kernels().get("roofline", target, (code.FMA, code.READ), lambda: str(code.module(target)))
