@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rootdk.errors import DTypeError
+from rootdk.frontends import numpy as numpy_frontend
 
 if TYPE_CHECKING:
     from rootdk.planning.plan import Plan
 
 __all__ = ["attention", "attention_vjp", "plan"]
 
-_FRONTENDS = {"torch": "rootdk.frontends.torch", "jax": "rootdk.frontends.jax", "jaxlib": "rootdk.frontends.jax"}
+_FRONTENDS = {"torch": "rootdk.frontends.torch"}
 
 
 @lru_cache(maxsize=64)
 def _frontend(kind: type) -> ModuleType:
-    """The front end for arrays of type ``kind``, imported when the first of them arrives."""
+    """The front end for arrays of type ``kind``; a framework's is imported when the first of its arrays arrives."""
     if issubclass(kind, np.ndarray):
-        return importlib.import_module("rootdk.frontends.numpy")
+        return numpy_frontend
     library = kind.__module__.partition(".")[0]
     if library not in _FRONTENDS:
         raise DTypeError(
-            f"query: expected an array of NumPy, torch or JAX, got {kind.__name__}; convert it: np.asarray(query)"
+            f"query: expected an array of NumPy or torch, got {kind.__name__}; convert it: np.asarray(query)"
         )
     return importlib.import_module(_FRONTENDS[library])
 

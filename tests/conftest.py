@@ -1,7 +1,7 @@
 """Threads of the libraries that tests compare with: one each where pytest runs several workers side by side.
 
-Set before torch and NumPy load. Two workers with two spinning OpenMP threads each, on two cores, made single tests fifty
-times slower. Tests that are about threads ask for them by number.
+Set before torch and NumPy load. Two workers with two spinning OpenMP threads each, on two cores, made single tests
+fifty times slower. Tests that are about threads ask for them by number.
 """
 
 import os

@@ -75,7 +75,7 @@ def test_it_refuses_other_shapes():
 def test_it_refuses_what_attention_refuses():
     with pytest.raises(rootdk.DTypeError, match="mask: expected booleans"):
         rootdk.plan(SQUARE, SQUARE, SQUARE, mask=np.zeros((512, 512), np.float32))
-    with pytest.raises(rootdk.DTypeError, match="query: expected an array of NumPy, torch or JAX, got list"):
+    with pytest.raises(rootdk.DTypeError, match="query: expected an array of NumPy or torch, got list"):
         rootdk.plan([1.0], SQUARE, SQUARE)
 
 
