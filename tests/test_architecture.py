@@ -59,7 +59,7 @@ NEVER = {
 FOREIGN = {
     "llvmlite.ir": ("codegen",),
     "llvmlite.binding": ("runtime.compiler", "machine"),
-    "torch": ("frontends.torch", "torch", "bench.torch_peers", "bench.torch_training"),
+    "torch": ("frontends.torch", "torch", "bench.torch_peers", "bench.torch_gradients", "bench.torch_training"),
     "jax": ("frontends.jax", "jax", "bench.jax_peer"),
     "rich": ("cli", "bench.report", "bench.script"),
     "typer": ("cli",),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rootdk
-from rootdk.bench import contest, memory, peers, suites, training
+from rootdk.bench import backward, contest, memory, peers, suites, training
 from rootdk.bench.cases import Case, draw
 from rootdk.bench.patterns import PATTERNS
 from rootdk.bench.questions import QUESTIONS
@@ -128,6 +128,20 @@ def test_every_forward_goal_of_the_design_has_a_case():
     assert goals["window 256"]["flex"] == 3.0
 
 
+def test_every_backward_goal_of_the_design_has_its_work():
+    goals = {work.case.name: dict(work.case.targets) for work in backward.WORK}
+    assert goals["backward, N 2048, d 64, full"] == {"torch": 1.4}
+    assert goals["backward, N 2048, d 64, causal"] == {"torch": 1.65}
+    assert goals["backward, N 2048, d 128, full"] == {"torch": 1.12}
+    assert goals["backward, N 2048, d 128, causal"] == {"torch": 1.45}
+
+
+def test_products_of_a_backward_pass_are_counted():
+    case = replace(SMALL, pattern="causal")
+    assert backward.Work(case).flops == 2.5 * case.flops
+    assert backward.Work(case, forward=True).flops == 3.5 * case.flops
+
+
 QUICK = Settings(threads=1, rounds=1, quick=True)
 
 
@@ -156,6 +170,36 @@ def test_who_trains_another_model_is_reported_and_not_timed(monkeypatch, one_thr
         assert "differs" in row.missing["torch"]
         assert row.missing["numpy"] == "trains no torch model"
         assert row.values.keys() == {"median", "best", "eager"}
+
+
+@pytest.mark.parametrize("work", backward.WORK, ids=lambda work: work.case.name)
+def test_everybody_differentiates_the_same_function(work, one_thread, monkeypatch):
+    monkeypatch.setattr(backward, "WORK", [work] * 4)
+    monkeypatch.setattr(backward.memory, "in_a_process", lambda *arguments: 0)
+    (row,) = backward.rows(("torch",), QUICK)
+    assert not row.missing
+    assert row.values.keys() >= {"median", "best", "peak", "torch", "eager" if work.forward else "attention_vjp"}
+
+
+def test_who_differentiates_another_function_is_reported_and_not_timed(monkeypatch, one_thread):
+    from rootdk.bench import torch_gradients
+
+    right = torch_gradients.ATTENTIONS["torch"]
+    others = {**torch_gradients.ATTENTIONS, "torch": lambda inputs, work: 2 * right(inputs, work)}
+    monkeypatch.setattr(torch_gradients, "ATTENTIONS", others)
+    monkeypatch.setattr(backward.memory, "in_a_process", lambda *arguments: 0)
+    row, _ = backward.rows(("torch", "numpy"), QUICK)
+    assert "differs" in row.missing["torch"]
+    assert row.missing["numpy"] == "differentiates no torch tensors"
+    assert "torch" not in row.values
+
+
+def test_memory_of_eager_gradients_is_at_least_the_score_matrix():
+    pytest.importorskip("torch")
+    work = backward.Work(replace(SMALL, batch=1, q_len=1024, kv_len=1024), forward=True)
+    scores = 4 * work.case.heads * work.case.q_len * work.case.kv_len
+    assert scores <= backward.extra_memory("eager", work) < 8 * scores
+    assert backward.extra_memory("rootdk", work) < scores / 8
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)

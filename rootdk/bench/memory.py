@@ -7,12 +7,15 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rootdk.bench import peers
 from rootdk.bench.cases import Case, draw
 
-__all__ = ["extra_memory"]
+__all__ = ["answer", "beyond_result", "extra_memory", "in_a_process"]
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -25,31 +28,48 @@ def extra_memory(peer: str, case: Case) -> int:
         UnavailableError: the peer can't run the case, or this system does not tell peak memory.
     """
     fields = {name: value for name, value in vars(case).items() if name in _FIELDS}
-    command = [sys.executable, "-m", "rootdk.bench.memory", peer, json.dumps(fields)]
+    return in_a_process("rootdk.bench.memory", peer, json.dumps(fields))
+
+
+def in_a_process(module: str, *arguments: str) -> int:
+    """What ``python -m module arguments``, which ends in ``answer``, measures; UnavailableError where it can't."""
+    command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise peers.UnavailableError((done.stderr.strip().splitlines() or ["failed"])[-1])
     return int(done.stdout.splitlines()[-1])
 
 
+def answer(measure: Callable[[], int]) -> None:
+    """Print what ``measure`` returns, or exit with the reason why it can't."""
+    try:
+        print(measure())
+    except peers.UnavailableError as reason:
+        raise SystemExit(str(reason)) from None
+
+
+def beyond_result(call: Callable[[], Any], result_bytes: Callable[[Any], int]) -> int:
+    """Peak bytes that ``call()`` adds to this process, less those of what it returns; at least 0."""
+    if not _CLEAR.exists():
+        raise peers.UnavailableError("this system does not tell peak memory")
+    _CLEAR.write_text("5")
+    before = _status("VmRSS")
+    result = call()
+    peak = _status("VmHWM")
+    return max(0, peak - before - result_bytes(result))
+
+
 _FIELDS = {field.name for field in dataclasses.fields(Case)} - {"targets", "variants"}
 
 
 def _measure(peer: str, case: Case) -> int:
-    if not _CLEAR.exists():
-        raise peers.UnavailableError("this system does not tell peak memory")
     arrays = draw(case)
     prepared = peers.prepare(peer, case, arrays)
     # A tiny case first: libraries load and kernels compile on their first call, which is not memory of attention. One
     # head and a few keys, so that no work buffer grows that the real call would then find ready and not be billed for.
     small = dataclasses.replace(case.shorter(8), batch=1, heads=case.heads // case.kv_heads, kv_heads=1)
     peers.prepare(peer, small, draw(small)).call()
-    _CLEAR.write_text("5")
-    before = _status("VmRSS")
-    output = prepared.call()
-    peak = _status("VmHWM")
-    del output
-    return max(0, peak - before - case.output_bytes)
+    return beyond_result(prepared.call, lambda output: case.output_bytes)
 
 
 def _status(field: str) -> int:
@@ -58,13 +78,5 @@ def _status(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def _main() -> None:
-    peer, fields = sys.argv[1:]
-    try:
-        print(_measure(peer, Case(**json.loads(fields))))
-    except peers.UnavailableError as reason:
-        raise SystemExit(str(reason)) from None
-
-
 if __name__ == "__main__":
-    _main()
+    answer(partial(_measure, sys.argv[1], Case(**json.loads(sys.argv[2]))))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import rootdk
-from rootdk.bench import contest, memory, peers, startup, suites, training
+from rootdk.bench import backward, contest, memory, overhead, peers, startup, suites, training
 from rootdk.bench.cases import Case, draw
-from rootdk.bench.results import Column, Goal, Result, Row, Settings, megabytes, micros, millis, ratio, scientific
+from rootdk.bench.results import Column, Goal, Result, Row, Settings, megabytes, millis, ratio, scientific
 from rootdk.bench.timing import in_turns, machine
 from rootdk.errors import ArgumentError
 
@@ -75,25 +75,6 @@ def _scaling_columns(names: Sequence[str]) -> tuple[Column, ...]:
     )
 
 
-def _overhead(names: Sequence[str], settings: Settings) -> list[Row]:
-    base = Case("", batch=1, heads=1, kv_heads=1, q_len=1, kv_len=1, d_k=8, d_v=8)
-    rows = []
-    patterns = ("full", "causal", "alibi", "softcap")
-    for number, pattern in enumerate(patterns):
-        case = replace(base, name=f"1 query, 1 key, {pattern}", pattern=pattern)
-        settings.tick(case.name, number, len(patterns))
-        row, arrays = Row(case.name, goals={"rootdk": Goal(at_most=12e-6)}), draw(case)
-        calls = {}
-        for name in ("rootdk", *names):
-            try:
-                calls[name] = peers.prepare(name, case, arrays).call
-            except peers.UnavailableError as reason:
-                row.missing[name] = str(reason)
-        row.values |= {name: timing.median for name, timing in in_turns(calls, 5 * settings.rounds).items()}
-        rows.append(row)
-    return rows
-
-
 def _accuracy(names: Sequence[str], settings: Settings) -> list[Row]:
     cases = [case for case in (*suites.FORWARD, *suites.DTYPES[2:], *suites.MODS) if case.batch == 1]
     rows = []
@@ -119,9 +100,9 @@ def _accuracy(names: Sequence[str], settings: Settings) -> list[Row]:
     return rows
 
 
-def _same(show: Callable[[float], str], *more: Column) -> Callable[[Sequence[str]], tuple[Column, ...]]:
-    """One column a contender, all in one unit."""
-    return lambda names: (*(Column(name, name, show) for name in ("rootdk", *names)), *more)
+def _accuracy_columns(names: Sequence[str]) -> tuple[Column, ...]:
+    errors = (Column(name, name, scientific) for name in ("rootdk", *names))
+    return (*errors, Column("ratio", "ours / torch", ratio))
 
 
 _EVERYBODY = ("numpy", "torch", "ort", "ort-mha", "openvino", "jax")
@@ -132,13 +113,14 @@ QUESTIONS = {
     "mods": _contest("How fast are masks and score functions?", suites.MODS, ("flex", "torch")),
     "decode": _contest("How near to memory bandwidth is a single query?", suites.DECODE, ("torch",), "bandwidth"),
     "scaling": Question("How do time and memory grow with N?", ("numpy", "torch"), _scaling, _scaling_columns),
-    "overhead": Question("What does a call cost before it computes?", ("torch",), _overhead, _same(micros)),
+    "overhead": Question("What does a call cost before it computes?", ("torch",), overhead.rows, overhead.columns),
     "accuracy": Question(
         "How far from float64 is the result?",
         ("torch",),
         _accuracy,
-        _same(scientific, Column("ratio", "ours / torch", ratio)),
+        _accuracy_columns,
     ),
+    "backward": Question("How fast is the backward pass beside torch's?", ("torch",), backward.rows, backward.columns),
     "training": Question("How fast is a GPT's whole training step?", ("torch",), training.rows, training.columns),
     "compile": Question("How long until a kernel is ready?", (), startup.rows, lambda names: startup.columns(names)),
 }
