@@ -93,13 +93,13 @@ class _Task:
         with b.loop(0, kv_len, schedule.chunk) as chunk:
             chunk_end = b.lower_of(b.add(chunk, schedule.chunk), kv_len)
             with self._unless_hidden((first, b.sub(end, 1), chunk, b.sub(chunk_end, 1))):
-                with self._each_panel() as panel:
+                with b.when(b.less(0, chunk)), self._each_panel() as panel:
                     self._call(self.routines.clear_chunk, panel)
                 with b.loop(chunk, chunk_end, schedule.block) as block:
                     block_end = b.lower_of(b.add(block, schedule.block), chunk_end)
                     with self._unless_hidden((first, b.sub(end, 1), block, b.sub(block_end, 1))):
                         self._attend_block(keys, values, block, block_end)
-                with self._each_panel() as panel:
+                with b.when(b.less(schedule.chunk, kv_len)), self._each_panel() as panel:
                     self._call(self.routines.merge, panel)
         output = frame.head_address("output", self.batch, self.head)
         lse = frame.head_address("lse", self.batch, self.head)

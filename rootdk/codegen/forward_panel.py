@@ -40,12 +40,12 @@ class PanelMemory(LaneRows):
     def queries(self) -> ir.Value:
         return self.pointer
 
-    def output(self, which: int) -> ir.Value:
+    def output(self, which: Scalar) -> ir.Value:
         """[width, lanes] unnormalised outputs of the chunk or the total."""
         return self.b.at(self.pointer, self.b.mul(self.b.add(self.d_k, self.b.mul(self.width, which)), self.stride))
 
-    def stats(self, which: int, n: Scalar) -> LaneStats:
-        rows = self.b.add(self.b.add(self.d_k, self.b.mul(self.width, 2)), 2 * which)
+    def stats(self, which: Scalar, n: Scalar) -> LaneStats:
+        rows = self.b.add(self.b.add(self.d_k, self.b.mul(self.width, 2)), self.b.mul(2, which))
         start = self.b.at(self.pointer, self.b.mul(rows, self.stride))
         return LaneStats(self.b, self.b.at(start, self.b.mul(n, 2 * self.b.lanes * self.b.size)))
 
@@ -98,8 +98,14 @@ class PanelRoutines:
         with b.loop(0, panel.vectors) as n:
             row = b.index(b.add(first, b.mul(n, b.lanes)))
             pack(b, rows, row, b.at(panel.queries, panel.offset(0, n)), panel.stride, scaled)
-        panel.clear(PanelMemory.TOTAL)
+        panel.clear(PanelMemory.CHUNK)
+        with b.when(self._several_chunks(b, frame)):
+            panel.clear(PanelMemory.TOTAL)
         return b.finish()
+
+    def _several_chunks(self, b: Builder, frame: Frame) -> ir.Value:
+        """Where there is one, its sums are the total: merging them would be an exact copy."""
+        return b.less(self.spec.schedule.chunk, frame.word("kv_len"))
 
     def _clear_chunk(self) -> ir.Function:
         b, _, panel, _ = self._define("clear_chunk")
@@ -127,13 +133,14 @@ class PanelRoutines:
             self.dtype, output, frame.word("output_row"), frame.word("output_element"), frame.word("q_len"),
             frame.word("d_v"),
         )  # fmt: skip
+        total = b.ir.zext(self._several_chunks(b, frame), I64)  # PanelMemory.TOTAL or CHUNK
         with b.loop(0, panel.vectors) as n:
             row = b.index(b.add(first, b.mul(n, b.lanes)))
-            denominator, row_lse = softmax.normalised(panel.stats(PanelMemory.TOTAL, n), sink)
+            denominator, row_lse = softmax.normalised(panel.stats(total, n), sink)
             if self.spec.dropout:
                 denominator = denominator.scaled(b.splat(frame.dropout_scale()))
             self._store_lse(b, frame, lse, row, row_lse)
-            column = b.at(panel.output(PanelMemory.TOTAL), panel.offset(0, n))
+            column = b.at(panel.output(total), panel.offset(0, n))
             unpack(b, column, panel.stride, rows, row, denominator.divide)
         return b.finish()
 
