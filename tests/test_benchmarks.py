@@ -202,6 +202,7 @@ def test_memory_of_eager_gradients_is_at_least_the_score_matrix():
     assert backward.extra_memory("rootdk", work) < scores / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_every_script_runs(script):
     command = [sys.executable, str(script), "--quick", "--rounds", "1", "--peers", "numpy", "--json"]

@@ -72,6 +72,7 @@ def test_demo_sees_a_wrong_kernel(monkeypatch):
     assert demo_work.real_layer(head=8).max_error > 1e-4
 
 
+@pytest.mark.slow
 def test_demo_for_programs():
     done = run("demo", "--json", "--rounds", "1")
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.slow
 def test_training_takes_the_same_course_on_rootdk_and_on_torch(tmp_path):
     picture = tmp_path / "loss.svg"
     command = [sys.executable, str(EXAMPLES / "train_char_transformer.py"), "--quick", "--steps", "4", "--json"]

@@ -208,6 +208,7 @@ def other_targets() -> list[str]:
     return runnable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", other_targets())
 def test_core_on_another_instruction_set(target: str) -> None:
     run = subprocess.run(
