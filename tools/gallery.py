@@ -10,7 +10,10 @@ import argparse
 import inspect
 import json
 import math
+import statistics
+import tempfile
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,16 @@ from typing import Any
 import numpy as np
 
 import rootdk
-from rootdk import problem
+from rootdk import engine, problem
 from rootdk.bench.timing import in_turns, machine
-from rootdk.machine import AVX2
+from rootdk.codegen.forward import forward_module
+from rootdk.machine import AVX2, host
 from rootdk.mods import ranges
 from rootdk.planning.partition import partition
 from rootdk.planning.schedule import schedule_for
 from rootdk.planning.tile_map import Cut, TileMap, tile_map
+from rootdk.runtime.cache import KernelCache
+from rootdk.runtime.store import Store
 
 DOCS = Path(__file__).parent.parent / "docs"
 SPEEDS = DOCS / "gallery.json"
@@ -156,8 +162,26 @@ def measure() -> dict[str, Any]:
         return lambda: rootdk.attention(*arrays, mask=mask)
 
     calls = {"full": call(None), **{build.__name__: call(build(LENGTH)) for build in GALLERY}}
+    ready = {build.__name__: _readiness(arrays, build(LENGTH)) for build in GALLERY}
     seconds = {name: timing.median for name, timing in in_turns(calls, ROUNDS).items()}
-    return {"machine": machine(), "threads": rootdk.get_num_threads(), "seconds": seconds}
+    return {"machine": machine(), "threads": rootdk.get_num_threads(), "seconds": seconds, "ready": ready}
+
+
+def _readiness(arrays: list[np.ndarray], mask: Any) -> dict[str, float]:
+    """Median seconds to compile the mask's kernel, and to load it from disk, in an empty cache each time."""
+    bound = problem.bind(*arrays, mask=mask)
+    tables = ranges.build_all(bound.problem.graph, bound.operands.arrays)
+    output, lse = engine.allocate(bound, lse=False)
+    spec = engine.prepare(bound, output, lse, tables).spec
+    times: dict[str, list[float]] = {"compile": [], "load": []}
+    for _ in range(3):
+        with tempfile.TemporaryDirectory() as folder:
+            for name in times:  # the second cache finds on disk what the first has compiled
+                cache = KernelCache(Store(Path(folder)))
+                start = time.perf_counter()
+                cache.get(repr(spec), host(), (spec.ENTRY,), lambda: str(forward_module(spec, host())))
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(samples) for name, samples in times.items()}
 
 
 def page(results: dict[str, Any] | None) -> str:
@@ -186,8 +210,8 @@ def _introduction(results: dict[str, Any] | None) -> str:
         speed,
     )
     table = (
-        "| mask | skipped | full | masked | visible pairs | speed | speed per visible pair |",
-        "|---|---|---|---|---|---|---|",
+        "| mask | skipped | full | masked | visible pairs | speed | speed per visible pair | compile | from disk |",
+        "|---|---|---|---|---|---|---|---|---|",
     )
     text = "\n\n".join(textwrap.fill(paragraph, 120) for paragraph in paragraphs)
     return "\n".join(["# Gallery of masks", "", _NOTE, "", text, "", *table])
@@ -199,7 +223,15 @@ def _row(build: Callable[[int], Any], found: TileMap, results: dict[str, Any] | 
     seconds = {} if results is None else results["seconds"]
     faster = seconds["full"] / seconds[build.__name__] if build.__name__ in seconds else None
     speed = ("", "") if faster is None else (f"{faster:.2f}", f"{faster * visible:.2f}")
-    cells = (f"[{_title(build)}](#{_title(build).replace(' ', '-')})", *shares, f"{100 * visible:.1f} %", *speed)
+    ready = {} if results is None else results["ready"].get(build.__name__, {})
+    times = (f"{ready['compile']:.2f} s", f"{1e3 * ready['load']:.1f} ms") if ready else ("", "")
+    cells = (
+        f"[{_title(build)}](#{_title(build).replace(' ', '-')})",
+        *shares,
+        f"{100 * visible:.1f} %",
+        *speed,
+        *times,
+    )
     return f"| {' | '.join(cells)} |"
 
 
