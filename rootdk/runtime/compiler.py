@@ -135,8 +135,10 @@ def _machine(target: Target) -> Any:
 @cache
 def _llvm() -> Any:
     """llvmlite.binding, ready for every target it knows. Imported late: it takes 30 ms."""
-    import llvmlite.binding as llvm
+    # Under the lock, which forks wait for: in a child made amid an import, that module would stay locked for ever.
+    with lock:
+        import llvmlite.binding as llvm
 
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
     return llvm
