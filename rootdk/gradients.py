@@ -71,8 +71,10 @@ class Prepared:
 
     problem: Problem
     spec: BackwardSpec
-    captured: dict[int, tuple[int, ...]]
-    """Slot -> shape of each captured array whose gradient is wanted."""
+    summed: dict[int, tuple[int, ...]]
+    """Slot -> shape of each captured array whose gradient is wanted and takes many addends."""
+    stored: dict[int, tuple[int, ...]]
+    """The same of those whose elements take one addend each."""
     shares: bool
     """All tasks add to the same gradients of captured arrays, each to a part of its own."""
     threads: int
@@ -114,12 +116,15 @@ def prepare(
     problem, operands, target = bound.problem, bound.operands, host()
     narrow, proven = engine.proofs(problem, operands, tables)
     schedule = schedule_for(target, narrow=narrow)
-    derivative = _derivative(problem.graph, wanted)
+    derivative = _derivative(problem, wanted)
     spec = BackwardSpec(problem.dtype, problem.graph, proven, schedule, derivative, dropout=problem.dropout_p > 0.0)
-    captured = {slot: operands.arrays[slot].shape for slot in wanted}
+    once: frozenset[int] = frozenset() if derivative is None else derivative.once
+    shapes = {slot: operands.arrays[slot].shape for slot in wanted}
+    summed = {slot: shape for slot, shape in shapes.items() if slot not in once}
+    stored = {slot: shape for slot, shape in shapes.items() if slot in once}
     frame, keep = engine.frame_words(bound, _views(bound, rows, grads))
-    shares = derivative is not None and bool(captured) and _shares(problem, derivative)
-    tasks = _tasks(problem, captured, shares)
+    shares = derivative is not None and bool(summed) and _shares(problem, derivative)
+    tasks = _tasks(problem, summed, shares)
     workers = max(1, min(threads.get_num_threads() if worth_threads(problem) else 1, tasks))
     lanes = target.lanes(problem.dtype.accumulator.size)
     sums = (problem.batch * problem.heads, problem.q_len + schedule.score_rows, -(-problem.d_k // lanes) * lanes)
@@ -133,7 +138,7 @@ def prepare(
         frame[FRAME[name]] = word
     tail = frame[len(CALL_WORDS) :].tobytes() + bytes(_FAULT.size)
     kernel = _kernel(spec, target)
-    return Prepared(problem, spec, captured, shares, workers, tasks, scratch * workers, sums, kernel, tail, keep)
+    return Prepared(problem, spec, summed, stored, shares, workers, tasks, scratch * workers, sums, kernel, tail, keep)
 
 
 def run(
@@ -142,19 +147,23 @@ def run(
 ) -> dict[int, np.ndarray]:  # fmt: skip
     """Fill ``grads`` from ``inputs`` = (query, key, value) and ``rows``, all with the shapes that were prepared.
 
-    Returns the gradients of the captured arrays that were wanted, by slot: float64, of the array's shape.
+    Returns the gradients of the captured arrays that were wanted, by slot, of the array's shape: float64 where they
+    are sums, of the accumulator's type where they are not.
     """
+    accumulator = prepared.problem.dtype.accumulator.name
+    stored = {slot: np.zeros(shape, accumulator) for slot, shape in prepared.stored.items()}
     count = 1 if prepared.shares else max(1, prepared.tasks)
-    lots = [{slot: np.zeros(shape) for slot, shape in prepared.captured.items()} for _ in range(count)]
+    lots = [{slot: np.zeros(shape) for slot, shape in prepared.summed.items()} for _ in range(count)]
     if prepared.tasks:
-        _run_kernel(prepared, inputs, _views_by_address(rows, grads), captured, lots)
+        targets = [{**lot, **stored} for lot in lots]
+        _run_kernel(prepared, inputs, _views_by_address(rows, grads), captured, targets)
     else:
         for grad in (grads.query, grads.key, grads.value):
             grad[...] = np.zeros((), grad.dtype)
     for lot in lots[1:]:
         for slot, total in lots[0].items():
             total += lot[slot]
-    return lots[0]
+    return {**lots[0], **stored}
 
 
 def _run_kernel(
@@ -210,8 +219,9 @@ def _kernel(spec: BackwardSpec, target: Target) -> Address:
     return kernels().get(repr(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
 
 
-def _derivative(graph: Graph, wanted: tuple[int, ...]) -> Derivative | None:
+def _derivative(problem: Problem, wanted: tuple[int, ...]) -> Derivative | None:
     """The score function's derivatives by the score and by the elements that it gathers from the wanted arrays."""
+    graph = problem.graph
     if graph.score is None:
         return None
     builder = GraphBuilder(list(graph.nodes), {node: number for number, node in enumerate(graph.nodes)})
@@ -224,14 +234,28 @@ def _derivative(graph: Graph, wanted: tuple[int, ...]) -> Derivative | None:
     scores = [number for number in found if builder.nodes[number].op == "score"]
     captured = tuple((number, found[number]) for number in sorted(found) if number not in scores)
     extended = Graph(tuple(builder.nodes), graph.score, graph.mask, graph.arrays, graph.constants)
-    return Derivative(extended, found[scores[0]] if scores else None, captured)
+    return Derivative(extended, found[scores[0]] if scores else None, captured, _once(problem, extended, captured))
+
+
+def _once(problem: Problem, graph: Graph, captured: tuple[tuple[int, int], ...]) -> frozenset[int]:
+    """The array slots that are read at one place of the graph, by indices of which each pair has its own."""
+    gathers = [graph.nodes[number] for number, _ in captured]
+    slots = [gather.attr for gather in gathers]
+    told_apart = {"q", "kv"} | ({"h"} if problem.heads > 1 else set()) | ({"b"} if problem.batch > 1 else set())
+    return frozenset(
+        gather.attr
+        for gather in gathers
+        if isinstance(gather.attr, int)
+        and slots.count(gather.attr) == 1
+        and told_apart <= {graph.nodes[arg].attr for arg in gather.args if graph.nodes[arg].op == "index"}
+    )
 
 
 def _chunks(problem: Problem) -> int:
     return -(-problem.kv_len // KEY_CHUNK)
 
 
-def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]], shares: bool) -> int:
+def _tasks(problem: Problem, summed: dict[int, tuple[int, ...]], shares: bool) -> int:
     """One per key head; one per chunk where heads are too few to share; a fixed number of lots for captured arrays."""
     if not all((problem.batch, problem.heads, problem.q_len, problem.kv_len)):
         return 0
@@ -239,8 +263,8 @@ def _tasks(problem: Problem, captured: dict[int, tuple[int, ...]], shares: bool)
     chunks = _chunks(problem)
     if shares:
         return heads  # the chunks of one head would meet
-    if captured:
-        size = 8 * sum(math.prod(shape) for shape in captured.values())
+    if summed:
+        size = 8 * sum(math.prod(shape) for shape in summed.values())
         return max(1, min(heads * chunks, _LOTS, _LOT_BYTES // max(1, size)))
     return heads * chunks if heads < 2 * threads.get_num_threads() else heads
 
@@ -251,7 +275,7 @@ def _shares(problem: Problem, derivative: Derivative) -> bool:
     Their gradients can then be summed in place, where lots would each need memory of the array's size.
     """
     nodes = derivative.graph.nodes
-    gathers = [nodes[number] for number, _ in derivative.captured]
+    gathers = [nodes[number] for number, _ in derivative.captured if nodes[number].attr not in derivative.once]
 
     def apart(slot: object, leaf: str) -> bool:
         """Whether every read of the array has the index ``leaf`` in one and the same dimension."""

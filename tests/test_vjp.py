@@ -158,6 +158,19 @@ def test_bias_of_every_broadcast_shape(shape: tuple[int, ...]) -> None:
     assert_right(case(*inputs(), bias=source(np.float32)(*shape)))
 
 
+def test_what_takes_one_addend_beside_what_takes_many() -> None:
+    """A full bias is stored, a table is summed in lots; the mask leaves both their zeros."""
+    (table,) = random((HEADS, 2 * (Q_LEN + KV_LEN)))
+    grads = assert_right(
+        case(
+            *inputs(), bias=source(np.float32)(BATCH, HEADS, Q_LEN, KV_LEN), mask=rootdk.causal(align="end"),
+            score_mod=lambda score, b, h, q_idx, kv_idx: score * table[h, q_idx - kv_idx + KV_LEN],
+        )
+    )  # fmt: skip
+    assert grads.bias is not None
+    assert (grads.bias != 0).any(axis=(0, 1)).sum() == np.tri(Q_LEN, KV_LEN, KV_LEN - Q_LEN).sum()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float64])
 def test_bias_of_any_floating_dtype(dtype: Any) -> None:
     assert_right(case(*inputs(), bias=source(dtype)(HEADS, 1, KV_LEN)))

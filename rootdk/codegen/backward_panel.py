@@ -22,7 +22,7 @@ from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower, runs_along
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, Softmax, is_hidden_weight
 from rootdk.codegen.panels import LaneRows
-from rootdk.codegen.scatter import scatter_add
+from rootdk.codegen.scatter import Target
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
 from rootdk.planning.schedule import KEY_GROUP, BackwardSpec, TileShape
@@ -215,7 +215,8 @@ class PanelGradients:
             table = b.at(self.captured, table_offset(derivative.graph.arrays, gather.attr))
             index = [next(values) for _ in gather.args]
             along = runs_along(derivative.graph, node, index, environment) if node in self.spec.proven else None
-            scatter_add(b, derivative.graph.arrays[gather.attr], table, index, addend, adds, along)
+            target = Target(b, derivative.graph.arrays[gather.attr], table, once=gather.attr in derivative.once)
+            target.add(index, addend, adds, along)
         return self._keep_hidden(b.ir.fmul(gradient, b.splat(slope)), hidden)
 
     def _accumulate(

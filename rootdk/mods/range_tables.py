@@ -27,7 +27,7 @@ from rootdk.dtypes import DType, Kind
 if TYPE_CHECKING:
     from rootdk.mods.intervals import Algebra, IntRange
 
-__all__ = ["ELEMENTS", "POSITIONS", "WHOLE", "build", "from_ordered", "look_up", "whole"]
+__all__ = ["ELEMENTS", "POSITIONS", "WHOLE", "build", "finite_below", "from_ordered", "look_up", "whole"]
 
 _HEADER = 6
 _INT_MAX = 2**63 - 1
@@ -40,6 +40,8 @@ MAX_ELEMENTS = 2**26
 
 MIN_PAIRS = 2**14
 """Smaller arrays over pairs (dense masks) have one granule: more take 0.1 ms, as long as all their tiles."""
+
+_LEAST_FLOAT32 = np.float64(np.finfo(np.float32).min)
 
 MOST_ROWS = 64
 """Granules of rows that are looked at. Over more of them, an element can be any of the whole array's."""
@@ -102,6 +104,25 @@ def build(array: np.ndarray, dimensions: tuple[int, ...], grain: tuple[int, ...]
     return table
 
 
+def finite_below(array: np.ndarray) -> np.ndarray | None:
+    """A table that says of any element of a float ``array`` that it is not -inf, where so it is; else None.
+
+    A float64 below float32's numbers counts as -inf: it is, for kernels that accumulate in float32.
+    """
+    if not 0 < array.size <= MAX_ELEMENTS:
+        return None
+    if array.dtype.itemsize == 2:  # NumPy has no quick minimum of them
+        infinity = 0xFF80 if dtypes.of(array) is dtypes.BFLOAT16 else 0xFC00
+        hides = bool((array.view(np.uint16) == infinity).any())
+    else:
+        hides = not array.min() >= _LEAST_FLOAT32  # also where it is NaN
+    if hides:
+        return None
+    table = _unknown(array)
+    table[[4, -2]] = int(_ordered(_LEAST_FLOAT32))
+    return table
+
+
 def _rows_and_columns(array: np.ndarray, dimensions: tuple[int, ...]) -> np.ndarray:
     """A view [..., rows, columns]; what broadcasting repeats beyond them is there once."""
     fixed = array.ndim - len(dimensions)
@@ -156,9 +177,12 @@ def _extremes(view: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, np.nd
         return low.astype(np.int64), high.astype(np.int64), False
     if dtype is dtypes.BFLOAT16:
         view = dtypes.to_float64(view)
-    nan = bool(np.isnan(view).any())
-    smaller, larger = (np.fmin, np.fmax) if nan else (np.minimum, np.maximum)
-    low, high = _reduce(smaller, view, sizes).astype(np.float64), _reduce(larger, view, sizes).astype(np.float64)
+    low = _reduce(np.minimum, view, sizes)
+    nan = bool(np.isnan(low).any())
+    if nan:
+        low = _reduce(np.fmin, view, sizes)
+    high = _reduce(np.fmax if nan else np.maximum, view, sizes).astype(np.float64)
+    low = low.astype(np.float64)
     if nan:  # granules of nothing else
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
     return _ordered(low), _ordered(high), nan

@@ -98,6 +98,9 @@ class Derivative:
     """The node that is d modified score / d score; None where it does not depend on it."""
     captured: tuple[tuple[int, int], ...]
     """(gather node, node that is d modified score / d element) for each gather whose gradient is wanted."""
+    once: frozenset[int]
+    """Array slots that no two pairs read the same element of, as of a bias of [batch, heads, q_len, kv_len]: their
+    gradients are stored in the accumulator's type, those of the others are summed in float64."""
 
 
 @dataclass(frozen=True, slots=True)

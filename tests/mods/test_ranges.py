@@ -214,3 +214,20 @@ def test_gathers_that_read_alike_share_a_table() -> None:
     graph = draft.graph(mask=array[q].same(array[kv]))
     first, second = ranges.build_all(graph, draft.arrays)
     assert first is second
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("hidden", [None, -np.inf, np.nan])
+def test_a_bias_has_tiles_to_tell_apart_only_where_it_hides(dtype: Any, hidden: float | None) -> None:
+    array = np.ones((300, 300), dtype)
+    array[7, 5] = max(np.finfo(np.float32).min, ml_dtypes.finfo(dtype).min) if hidden is None else hidden
+    draft = Draft()
+    _b, _h, q, kv = draft.indices()
+    bias = draft.array(array)[q, kv]
+    graph = draft.graph(mask=draft.node("logical_not", bias.same(draft.node("literal", attr=-np.inf))))
+    (stretch,), (table,) = ranges.stretches(graph), ranges.build_all(graph, draft.arrays)
+    assert stretch.hides
+    exact = dtype in (np.float32, np.float64)
+    assert (table.size > 20) == (hidden is not None and (exact or hidden == -np.inf))
+    found = bounds.node_ranges(graph, (), (table,), bounds.whole_problem(1, 1, 300, 300))[graph.mask]
+    assert (found.can_be_true, found.can_be_false) == (True, hidden == -np.inf)
