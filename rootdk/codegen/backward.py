@@ -27,7 +27,7 @@ from rootdk.codegen.query_gradients import QueryGradients
 from rootdk.codegen.row_blocks import RowBlocks
 from rootdk.codegen.tile_scores import Mods
 from rootdk.codegen.turns import finish_turn, wait_for_turn
-from rootdk.codegen.visibility import Visibility
+from rootdk.codegen.visibility import QUERIES, Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import KEY_CHUNK, KEY_GROUP, BackwardSpec
@@ -52,7 +52,7 @@ class _Routines:
         mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.row_blocks = RowBlocks(entry, spec)
         self.query_gradients = QueryGradients(entry, mods, spec.schedule)
-        self.visibility = Visibility(entry, spec.graph)
+        self.visibility = Visibility(entry, spec.graph, QUERIES)
         self.panels = [
             PanelGradients(entry, spec, mods, vectors, shape)
             for vectors, shape in enumerate(spec.schedule.tiles, start=1)
@@ -156,8 +156,9 @@ class _Item:
             with b.loop(0, self.frame.word("q_len"), self.schedule.query_block) as query:
                 query_end = b.lower_of(b.add(query, self.schedule.query_block), self.frame.word("q_len"))
                 tile = (query, b.sub(query_end, 1), group, b.sub(end, 1))
-                with self.routines.visibility.unless_hidden(b, self.frame, (self.batch, head), tile):
-                    self._block(head, query, query_end, b.at(sums, b.mul(query, self.key_stride)))
+                with self.routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as rows:
+                    first, last = b.ir.add(query, rows.start), b.ir.add(query, rows.end)
+                    self._block(head, first, last, b.at(sums, b.mul(first, self.key_stride)))
         self._write_panels()
 
     def _partition(self) -> None:
@@ -181,23 +182,28 @@ class _Item:
             yield panel, b.ir.add(self.group, place), place
 
     def _block(self, head: ir.Value, query: ir.Value, query_end: ir.Value, sums: ir.Value) -> None:
-        """One block of one head's queries against the group."""
+        """Some of a block of one head's queries against the group."""
         b, routines, count = self.b, self.routines, self.b.sub(query_end, query)
+        seen_start, seen_end = b.slot(self.group_count), b.slot(b.index(0))  # keys of the panels that some row sees
         routines.row_blocks.load(b, self.frame, self.scratch, (self.batch, head), query, count)
         with self._each_panel() as (panel, first, place):
             own = b.at(self.score_gradients, b.mul(place, b.size))
             last = b.lower_of(b.add(first, b.mul(panel.vectors, b.lanes)), self.group_end)
             self._hide(own, panel.vectors)
             tile = (query, b.sub(query_end, 1), first, b.sub(last, 1))
-            with routines.visibility.unless_hidden(b, self.frame, (self.batch, head), tile) as masked:
+            with routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as rows:
                 self._by_width(
-                    panel, *self.block.arguments, panel.pointer, self.tiles, own, self.captured, count, query, first,
-                    self.batch, head, masked,
+                    panel, *self.block.from_row(b, rows.start).arguments, panel.pointer, self.tiles,
+                    b.at(own, b.mul(rows.start, KEY_GROUP * b.size)), self.captured, b.sub(rows.end, rows.start),
+                    b.ir.add(query, rows.start), first, self.batch, head, b.less(rows.cut_start, rows.cut_end),
                 )  # fmt: skip
+                seen_start.value, seen_end.value = b.lower_of(seen_start.value, place), b.sub(last, self.group)
+        seen = b.higher_of(b.ir.sub(seen_end.value, seen_start.value), 0)
         b.ir.call(
             routines.query_gradients.function,
-            [self.score_gradients, self.keys, self.key_stride, sums, self.key_stride, count, self.group_count,
-             self.key_vectors],
+            [b.at(self.score_gradients, b.mul(seen_start.value, b.size)),
+             b.at(self.keys, b.mul(seen_start.value, self.key_stride)), self.key_stride, sums, self.key_stride, count,
+             seen, self.key_vectors],
         )  # fmt: skip
 
     def _hide(self, gradients: ir.Value, vectors: ir.Value) -> None:

@@ -43,6 +43,15 @@ class RowBlock:
 
     TYPES = (POINTER, I64, POINTER, I64, POINTER)
 
+    def from_row(self, b: Builder, row: ir.Value) -> "RowBlock":
+        """The same block without the rows before ``row``."""
+        return replace(
+            self,
+            queries=b.at(self.queries, b.mul(row, self.query_stride)),
+            gradients=b.at(self.gradients, b.mul(row, self.gradient_stride)),
+            numbers=b.at(self.numbers, b.mul(row, 2 * b.size)),
+        )
+
     @property
     def arguments(self) -> tuple[ir.Value, ...]:
         return self.queries, self.query_stride, self.gradients, self.gradient_stride, self.numbers

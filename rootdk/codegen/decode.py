@@ -22,7 +22,7 @@ from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, LaneStats, Softmax, is_
 from rootdk.codegen.panels import Rows, copy_row, pack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.codegen.visibility import Visibility
+from rootdk.codegen.visibility import KEYS, Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import DECODE_KEY_VECTORS, DecodeSpec
@@ -68,7 +68,7 @@ class _Task:
     def __init__(self, entry: Builder, spec: DecodeSpec) -> None:
         self.spec, self.schedule, self.vectors = spec, spec.schedule, spec.schedule.column_vectors
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
-        self.visibility = Visibility(entry, spec.graph)
+        self.visibility = Visibility(entry, spec.graph, KEYS)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
         self.softmax = Softmax(b, log2_scores=spec.graph.score is None)
         pointer, self.scratch, number = b.function.args

@@ -22,7 +22,7 @@ from rootdk.codegen.forward_panel import AttendKernel, PanelRoutines, padded_wid
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.tile_scores import Mods
-from rootdk.codegen.visibility import Tile, Visibility
+from rootdk.codegen.visibility import KEYS, Tile, Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import ForwardSpec
@@ -47,7 +47,7 @@ class _Task:
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.routines = PanelRoutines(entry, spec, self.mods)
         self.attend = [AttendKernel(entry, spec, self.mods, vectors) for vectors in range(1, self.schedule.vectors + 1)]
-        self.visibility = Visibility(entry, spec.graph)
+        self.visibility = Visibility(entry, spec.graph, KEYS)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
         frame_pointer, self.scratch, number = b.function.args
         self.frame = Frame(b, frame_pointer)

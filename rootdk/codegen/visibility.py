@@ -11,20 +11,31 @@ from rootdk.codegen.frame import Frame
 from rootdk.codegen.lower_bounds import classify
 from rootdk.mods.expr import Graph
 
-__all__ = ["Span", "Tile", "Visibility"]
+__all__ = ["KEYS", "QUERIES", "Span", "Tile", "Trim", "Visibility"]
 
 Tile = tuple[ir.Value, ir.Value, ir.Value, ir.Value]
 """First and last query, first and last key, all inclusive."""
 
 _NONE, _SOME, _ALL = range(3)
-_STRIP = 16
-"""Keys by which a cut tile is trimmed. A look costs some 10 ns, a strip of a panel some microseconds."""
+
+
+@dataclass(frozen=True)
+class Trim:
+    """The side of a tile along which a cut one is trimmed, by strips."""
+
+    first: int
+    """Where ``Tile`` has the side's first row; the last is next to it."""
+    strip: int
+    """Rows at a time. A look costs some 10 ns, a strip of a panel some microseconds."""
+
+
+QUERIES, KEYS = Trim(0, 8), Trim(2, 16)
 
 
 @dataclass(frozen=True)
 class Span:
-    """The keys of a tile that anybody sees, [start, end), and those that somebody does not, [cut_start, cut_end);
-    counted from the tile's first key."""
+    """The rows of a tile in which some pair is visible, [start, end), and those in which one is not, [cut_start,
+    cut_end); counted from the first row of the side that is trimmed."""
 
     start: ir.Value
     end: ir.Value
@@ -35,9 +46,10 @@ class Span:
 class Visibility:
     """Interval analysis of a graph's mask as one function of the module, called for tiles of any size."""
 
-    def __init__(self, entry: Builder, graph: Graph) -> None:
+    def __init__(self, entry: Builder, graph: Graph, trim: Trim) -> None:
+        self._trim = trim
         self._function = None if graph.mask is None else self._define(entry, graph)
-        self._span = None if self._function is None else self._define_span(entry, self._function)
+        self._span = None if self._function is None else self._define_span(entry, self._function, trim)
 
     @contextmanager
     def unless_hidden(
@@ -56,8 +68,8 @@ class Visibility:
 
     @contextmanager
     def visible_span(self, b: Builder, frame: Frame, head: tuple[ir.Value, ir.Value], tile: Tile) -> Iterator[Span]:
-        """Runs the body where some pair of the tile may be visible; yields the keys that matter."""
-        count = b.index(b.add(b.sub(tile[3], tile[2]), 1))
+        """Runs the body where some pair of the tile may be visible; yields the rows that matter."""
+        count = b.index(b.add(b.sub(tile[self._trim.first + 1], tile[self._trim.first]), 1))
         with self.unless_hidden(b, frame, head, tile) as cut:
             zero = b.index(0)
             if self._span is None:
@@ -75,16 +87,19 @@ class Visibility:
                 yield span
 
     @staticmethod
-    def _define_span(entry: Builder, look: ir.Function) -> ir.Function:
+    def _define_span(entry: Builder, look: ir.Function, trim: Trim) -> ir.Function:
         """(frame, batch, head, first query, last query, first key, last key, the span's four words)."""
         b = Builder.define(entry.function.module, "visible_span", [POINTER, *[I64] * 6, POINTER], entry)
-        *arguments, first_key, last_key, words = b.function.args
-        count = b.ir.add(b.ir.sub(last_key, first_key), b.index(1))
+        *whole, words = b.function.args
+        side = slice(3 + trim.first, 5 + trim.first)
+        first, last = whole[side]
+        count = b.ir.add(b.ir.sub(last, first), b.index(1))
         start, end, cut_start, cut_end = (b.slot(value) for value in (count, b.index(0), count, b.index(0)))
-        with b.loop(0, count, _STRIP) as strip:
-            strip_end = b.lower_of(b.add(strip, _STRIP), count)
-            last = b.sub(b.ir.add(first_key, strip_end), 1)
-            found = b.ir.call(look, [*arguments, b.ir.add(first_key, strip), last])
+        with b.loop(0, count, trim.strip) as strip:
+            strip_end = b.lower_of(b.add(strip, trim.strip), count)
+            arguments = list(whole)
+            arguments[side] = b.ir.add(first, strip), b.ir.sub(b.ir.add(first, strip_end), b.index(1))
+            found = b.ir.call(look, arguments)
             with b.when(b.ir.icmp_signed("!=", found, b.index(_NONE))):
                 start.value, end.value = b.lower_of(start.value, strip), strip_end
             with b.when(b.ir.icmp_signed("!=", found, b.index(_ALL))):
