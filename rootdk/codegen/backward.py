@@ -156,8 +156,8 @@ class _Item:
             with b.loop(0, self.frame.word("q_len"), self.schedule.query_block) as query:
                 query_end = b.lower_of(b.add(query, self.schedule.query_block), self.frame.word("q_len"))
                 tile = (query, b.sub(query_end, 1), group, b.sub(end, 1))
-                with self.routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as rows:
-                    first, last = b.ir.add(query, rows.start), b.ir.add(query, rows.end)
+                with self.routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as span:
+                    first, last = b.ir.add(query, span.start), b.ir.add(query, span.end)
                     self._block(head, first, last, b.at(sums, b.mul(first, self.key_stride)))
         self._write_panels()
 
@@ -191,11 +191,11 @@ class _Item:
             last = b.lower_of(b.add(first, b.mul(panel.vectors, b.lanes)), self.group_end)
             self._hide(own, panel.vectors)
             tile = (query, b.sub(query_end, 1), first, b.sub(last, 1))
-            with routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as rows:
+            with routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as span:
                 self._by_width(
-                    panel, *self.block.from_row(b, rows.start).arguments, panel.pointer, self.tiles,
-                    b.at(own, b.mul(rows.start, KEY_GROUP * b.size)), self.captured, b.sub(rows.end, rows.start),
-                    b.ir.add(query, rows.start), first, self.batch, head, b.less(rows.cut_start, rows.cut_end),
+                    panel, *self.block.from_row(b, span.start).arguments, panel.pointer, self.tiles,
+                    b.at(own, b.mul(span.start, KEY_GROUP * b.size)), self.captured, b.sub(span.end, span.start),
+                    b.ir.add(query, span.start), first, self.batch, head, b.less(span.cut_start, span.cut_end),
                 )  # fmt: skip
                 seen_start.value, seen_end.value = b.lower_of(seen_start.value, place), b.sub(last, self.group)
         seen = b.higher_of(b.ir.sub(seen_end.value, seen_start.value), 0)
