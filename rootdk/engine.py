@@ -271,11 +271,12 @@ def proofs(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...])
 
 
 def _scratch_bytes(problem: Problem, spec: ForwardSpec, lanes: int) -> int:
-    """Of one worker, without its panels: scores of a block, a packed block of keys and one of values."""
+    """Of one worker, without its panels: scores of a block, sums of it, a packed block of keys and one of values."""
     schedule, size = spec.schedule, problem.dtype.accumulator.size
     width = -(-problem.d_v // schedule.value_rows) * schedule.value_rows
     tiles = 1 + len(tile_gathers(spec.graph, spec.proven))
-    scores = tiles * (schedule.block + schedule.score_rows) * schedule.vectors * lanes * size
+    rows = tiles * (schedule.block + schedule.score_rows) + width + 1
+    scores = rows * schedule.vectors * lanes * size
     packed = schedule.block * ((problem.d_k + width) * size + 2 * 64)
     return -(-(scores + packed + 64) // 64) * 64
 

@@ -14,6 +14,7 @@ order between threads.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from llvmlite import ir
 
@@ -25,9 +26,11 @@ from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, LN_2
 from rootdk.codegen.panels import Rows, copy_row, pack, unpack
 from rootdk.codegen.query_gradients import QueryGradients
 from rootdk.codegen.row_blocks import RowBlocks
+from rootdk.codegen.tile_products import TileProducts
 from rootdk.codegen.tile_scores import Mods
+from rootdk.codegen.trimming import QUERIES
 from rootdk.codegen.turns import finish_turn, wait_for_turn
-from rootdk.codegen.visibility import QUERIES, Visibility
+from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import KEY_CHUNK, KEY_GROUP, BackwardSpec
@@ -52,10 +55,10 @@ class _Routines:
         mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.row_blocks = RowBlocks(entry, spec)
         self.query_gradients = QueryGradients(entry, mods, spec.schedule)
-        self.visibility = Visibility(entry, spec.graph, QUERIES)
+        self.trimmed = Visibility(entry, spec.graph).trimmed(QUERIES)
+        products = TileProducts(entry, spec.schedule.tiles, hides=mods.may_hide)
         self.panels = [
-            PanelGradients(entry, spec, mods, vectors, shape)
-            for vectors, shape in enumerate(spec.schedule.tiles, start=1)
+            PanelGradients(entry, spec, mods, products, vectors) for vectors in range(1, spec.schedule.vectors + 1)
         ]
 
 
@@ -101,7 +104,8 @@ class _Item:
         rows = schedule.query_block + schedule.score_rows
         self.score_gradients = self._aligned(end)
         self.tiles = b.at(self.score_gradients, rows * KEY_GROUP * b.size)
-        self.keys = b.at(self.tiles, 3 * rows * schedule.vectors * b.lanes * b.size)
+        widest = b.higher_of(self.d_k, self.d_v)
+        self.keys = b.at(self.tiles, PanelGradients.memory(b, schedule, widest))
         self.key_vectors = b.ir.sdiv(b.index(b.round_up(self.d_k, b.lanes)), b.index(b.lanes))
         self.key_stride = b.index(b.mul(self.key_vectors, b.lanes * b.size))
         self.panels = b.at(self.keys, b.mul(self.key_stride, KEY_GROUP))
@@ -156,7 +160,9 @@ class _Item:
             with b.loop(0, self.frame.word("q_len"), self.schedule.query_block) as query:
                 query_end = b.lower_of(b.add(query, self.schedule.query_block), self.frame.word("q_len"))
                 tile = (query, b.sub(query_end, 1), group, b.sub(end, 1))
-                with self.routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as span:
+                with self.routines.trimmed.span(
+                    b, self.frame, (self.batch, head), tile, self.schedule.query_block
+                ) as span:
                     first, last = b.ir.add(query, span.start), b.ir.add(query, span.end)
                     self._block(head, first, last, b.at(sums, b.mul(first, self.key_stride)))
         self._write_panels()
@@ -191,11 +197,10 @@ class _Item:
             last = b.lower_of(b.add(first, b.mul(panel.vectors, b.lanes)), self.group_end)
             self._hide(own, panel.vectors)
             tile = (query, b.sub(query_end, 1), first, b.sub(last, 1))
-            with routines.visibility.visible_span(b, self.frame, (self.batch, head), tile) as span:
+            with routines.trimmed.span(b, self.frame, (self.batch, head), tile, self.schedule.query_block) as span:
                 self._by_width(
-                    panel, *self.block.from_row(b, span.start).arguments, panel.pointer, self.tiles,
-                    b.at(own, b.mul(span.start, KEY_GROUP * b.size)), self.captured, b.sub(span.end, span.start),
-                    b.ir.add(query, span.start), first, self.batch, head, b.less(span.cut_start, span.cut_end),
+                    panel, *self.block.arguments, panel.pointer, self.tiles, own, self.captured, span.pointer, query,
+                    first, self.batch, head,
                 )  # fmt: skip
                 seen_start.value, seen_end.value = b.lower_of(seen_start.value, place), b.sub(last, self.group)
         seen = b.higher_of(b.ir.sub(seen_end.value, seen_start.value), 0)
@@ -214,16 +219,11 @@ class _Item:
             b.store(b.splat(HIDDEN_WEIGHT), gradients, offset, b.size)
 
     def _by_width(self, panel: KeyPanel, *arguments: ir.Value) -> None:
-        b = self.b
-        after = b.function.append_basic_block("after")
-        switch = b.ir.switch(panel.vectors, after)
-        for kernel in self.routines.panels:
-            block = b.function.append_basic_block(f"width_{kernel.vectors}")
-            switch.add_case(b.index(kernel.vectors), block)
-            b.ir.position_at_end(block)
-            b.ir.call(kernel.function, [self.frame.pointer, *arguments])
-            b.ir.branch(after)
-        b.ir.position_at_end(after)
+        calls = [
+            partial(self.b.ir.call, kernel.function, (self.frame.pointer, *arguments))
+            for kernel in self.routines.panels
+        ]
+        self.b.by_number(panel.vectors, calls)
 
     def _operand(self, name: str, width: ir.Value) -> Rows:
         frame = self.frame

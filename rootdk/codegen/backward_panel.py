@@ -10,22 +10,23 @@ and dQ += dS K, for all panels of a group at once, is left to the caller. A hidd
 products with it are left out where they would not be zero.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
+from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.dropout import Dropout, KeyLanes
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower, runs_along
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, Softmax, is_hidden_weight
-from rootdk.codegen.panels import LaneRows
+from rootdk.codegen.panels import LaneRows, Matrix
 from rootdk.codegen.scatter import Target
-from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
-from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.planning.schedule import KEY_GROUP, BackwardSpec, TileShape
+from rootdk.codegen.spans import Span
+from rootdk.codegen.tile_products import SpanProducts, Sums, TileProducts
+from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices
+from rootdk.planning.schedule import KEY_GROUP, BackwardSpec, Schedule
 
 __all__ = ["KeyPanel", "PanelGradients", "RowBlock"]
 
@@ -92,21 +93,31 @@ class KeyPanel(LaneRows):
 
 
 class PanelGradients:
-    """The hot loops for key panels ``vectors`` wide: (frame, row block, panel, scores, score gradients, gradients of
-    captured arrays, count, first query, first key, batch, head, masked)."""
+    """The hot loops for key panels ``vectors`` wide: (frame, row block, panel, scratch memory, score gradients,
+    gradients of captured arrays, span, first query, first key, batch, head)."""
 
-    def __init__(self, entry: Builder, spec: BackwardSpec, mods: Mods, vectors: int, shape: TileShape) -> None:
-        self.entry, self.spec, self.mods, self.vectors, self.shape = entry, spec, mods, vectors, shape
+    def __init__(self, entry: Builder, spec: BackwardSpec, mods: Mods, products: TileProducts, vectors: int) -> None:
+        self.entry, self.spec, self.mods, self.products, self.vectors = entry, spec, mods, products, vectors
+        self.shape = spec.schedule.tiles[vectors - 1]
         self.function = self._define()
 
+    @staticmethod
+    def memory(b: Builder, schedule: Schedule, widest: Scalar) -> Scalar:
+        """Bytes of three tiles of scores, and of sums [widest of d_k and d_v] in the making."""
+        rows = 3 * (schedule.query_block + schedule.score_rows) + schedule.value_rows
+        return b.mul(b.add(widest, rows), schedule.vectors * b.lanes * b.size)
+
     def _define(self) -> ir.Function:
-        types = [POINTER, *RowBlock.TYPES, *[POINTER] * 4, *[I64] * 5, I1]
+        types = [POINTER, *RowBlock.TYPES, *[POINTER] * 5, *[I64] * 4]
         b = Builder.define(self.entry.function.module, f"gradients_{self.vectors}", types, self.entry)
         pointer, *block_arguments = b.function.args[:6]
-        panel_pointer, scores, gradients, self.captured, *rest = b.function.args[6:]
-        count, first, first_key, batch, head, masked = rest
-        frame, block = Frame(b, pointer), RowBlock(*block_arguments)
-        self.b, self.frame, self.block, self.count = b, frame, block, count
+        panel_pointer, scores, gradients, self.captured, span_pointer, *rest = b.function.args[6:]
+        first, first_key, batch, head = rest
+        frame, span = Frame(b, pointer), Span(b, span_pointer)
+        first = b.ir.add(first, span.start)
+        gradients = b.at(gradients, b.mul(span.start, KEY_GROUP * b.size))
+        block = RowBlock(*block_arguments).from_row(b, span.start)
+        self.b, self.frame, self.block, self.count = b, frame, block, b.sub(span.end, span.start)
         self.panel = KeyPanel(
             b, panel_pointer, self.vectors, frame.word("d_k"), frame.word("d_v"), self.spec.schedule.value_rows
         )
@@ -123,17 +134,22 @@ class PanelGradients:
             self.drops = KeyLanes(Dropout(frame, batch, head), first, self.first_keys, frame.word("kv_len"))
         rows = self.spec.schedule.query_block + self.spec.schedule.score_rows
         weights, raw, products = (self._tile(b.at(scores, self._tile_bytes(rows) * part)) for part in range(3))
-        raw_scores(weights, block.queries, block.query_stride, count, self.panel.keys, self.panel.d_k)
+        self.chain = Matrix(b.at(scores, 3 * self._tile_bytes(rows)), self.panel.stride)
+        self.span_products = SpanProducts(self.products, b, span, self.vectors)
+        queries = Matrix(block.queries, block.query_stride)
+        gradient_rows = Matrix(block.gradients, block.gradient_stride)
+        self._scores(queries, self.panel.keys, self.panel.d_k, weights)
         if self.mods.graph.mask is None:
             self._weigh(weights, raw, masked=False)
         else:
+            masked = b.less(span.cut_start, span.cut_end)
             b.choose(
                 masked, lambda: self._weigh(weights, raw, masked=True), lambda: self._weigh(weights, raw, masked=False)
             )
-        raw_scores(products, block.gradients, block.gradient_stride, count, self.panel.values, self.panel.d_v)
+        self._scores(gradient_rows, self.panel.values, self.panel.d_v, products)
         self._differentiate(weights, raw, products, gradients)
-        self._accumulate(self.panel.value_sums, frame.word("d_v"), block.gradients, block.gradient_stride, weights)
-        self._accumulate(self.panel.key_sums, frame.word("d_k"), block.queries, block.query_stride, products)
+        self._accumulate(gradient_rows, weights, self.panel.value_sums, self.panel.d_v)
+        self._accumulate(queries, products, self.panel.key_sums, self.panel.d_k)
         return b.finish()
 
     def _tile(self, pointer: ir.Value) -> ScoreTile:
@@ -228,34 +244,10 @@ class PanelGradients:
             target.add(index, addend, adds, along)
         return self._keep_hidden(b.ir.fmul(gradient, b.splat(slope)), hidden)
 
-    def _accumulate(
-        self, sums: ir.Value, width: ir.Value, rows: ir.Value, row_stride: ir.Value, tile: ScoreTile
-    ) -> None:
+    def _scores(self, rows: Matrix, packed: ir.Value, depth: ir.Value, tile: ScoreTile) -> None:
+        self.span_products.scores(rows, Matrix(packed, self.panel.stride), depth, tile.matrix)
+
+    def _accumulate(self, rows: Matrix, tile: ScoreTile, sums: ir.Value, width: ir.Value) -> None:
         """sums[c, lanes] += sum over i of rows[i][c] * tile[i, lanes]."""
-        b, columns = self.b, self.shape.value_rows
-
-        def lanes(i: Scalar) -> list[ir.Value]:
-            return [b.load_lanes(tile.pointer, tile.offset(i, n)) for n in range(self.vectors)]
-
-        with b.loop(0, width, columns) as c:
-            start = b.at(rows, b.mul(c, b.size))
-
-            def elements(i: Scalar, start: ir.Value = start) -> Iterator[ir.Value]:
-                row = b.at(start, b.mul(i, row_stride))
-                return (b.splat(b.load(b.real, row, m * b.size)) for m in range(columns))
-
-            shape = (columns, self.vectors)
-            if self.mods.may_hide:
-                added = poison_free_matmul(
-                    b, self.count, elements, lanes, shape, lambda _, weight: is_hidden_weight(b, weight)
-                )
-            else:
-                added = tile_matmul(b, self.count, elements, lanes, shape)
-            self._add(sums, c, added)
-
-    def _add(self, sums: ir.Value, c: ir.Value, added: Sequence[Sequence[ir.Value]]) -> None:
-        b = self.b
-        for m, row in enumerate(added):
-            for n, total in enumerate(row):
-                offset = self.panel.offset(b.add(c, m), n)
-                b.store_lanes(b.ir.fadd(b.load_lanes(sums, offset), total), sums, offset)
+        target = Sums(Matrix(sums, self.panel.stride), width, self.products.ones, self.chain)
+        self.span_products.sums(rows, tile.matrix, target)

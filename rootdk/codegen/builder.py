@@ -232,6 +232,18 @@ class Builder:
             with no:
                 otherwise()
 
+    def by_number(self, number: ir.Value, bodies: Sequence[Callable[[], object]]) -> None:
+        """Emits all ``bodies``, of which the first runs where ``number`` is 1, the second where it is 2, ..."""
+        after = self.function.append_basic_block("after")
+        switch = self.ir.switch(number, after)
+        for case, body in enumerate(bodies, start=1):
+            block = self.function.append_basic_block(f"case_{case}")
+            switch.add_case(self.index(case), block)
+            self.ir.position_at_end(block)
+            body()
+            self.ir.branch(after)
+        self.ir.position_at_end(after)
+
     def finish(self) -> ir.Function:
         self.ir.ret_void()
         return self.function

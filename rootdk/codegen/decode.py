@@ -19,10 +19,10 @@ from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
 from rootdk.codegen.elements import store_elements
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, LaneStats, Softmax, is_hidden_weight
-from rootdk.codegen.panels import Rows, copy_row, pack
+from rootdk.codegen.panels import Matrix, Rows, copy_row, pack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
-from rootdk.codegen.visibility import KEYS, Visibility
+from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import DECODE_KEY_VECTORS, DecodeSpec
@@ -68,7 +68,7 @@ class _Task:
     def __init__(self, entry: Builder, spec: DecodeSpec) -> None:
         self.spec, self.schedule, self.vectors = spec, spec.schedule, spec.schedule.column_vectors
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
-        self.visibility = Visibility(entry, spec.graph, KEYS)
+        self.visibility = Visibility(entry, spec.graph)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
         self.softmax = Softmax(b, log2_scores=spec.graph.score is None)
         pointer, self.scratch, number = b.function.args
@@ -200,7 +200,8 @@ class _Task:
 
             def product(height: int, place: ir.Value = place) -> None:
                 tile = ScoreTile(b, place, DECODE_KEY_VECTORS, height, self.score_bytes)
-                raw_scores(tile, self.queries, self.query_stride, self.padded_or_one(height), self.panel, self.d_k)
+                queries = Matrix(self.queries, self.query_stride)
+                raw_scores(tile, queries, self.padded_or_one(height), Matrix(self.panel, width * b.size), self.d_k)
 
             b.choose(lone, lambda: product(1), lambda: product(4))
 

@@ -14,6 +14,7 @@ Nothing a row does depends on other rows: see docs/design.md, "Bits".
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from llvmlite import ir
 
@@ -21,8 +22,10 @@ from rootdk.codegen.builder import I64, POINTER, Builder
 from rootdk.codegen.forward_panel import AttendKernel, PanelRoutines, padded_width
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.panels import Rows, copy_row
+from rootdk.codegen.tile_products import TileProducts
 from rootdk.codegen.tile_scores import Mods
-from rootdk.codegen.visibility import KEYS, Tile, Visibility
+from rootdk.codegen.trimming import KEYS, Tile
+from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
 from rootdk.machine import Target
 from rootdk.planning.schedule import ForwardSpec
@@ -46,8 +49,11 @@ class _Task:
         self.spec, self.schedule = spec, spec.schedule
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.routines = PanelRoutines(entry, spec, self.mods)
-        self.attend = [AttendKernel(entry, spec, self.mods, vectors) for vectors in range(1, self.schedule.vectors + 1)]
-        self.visibility = Visibility(entry, spec.graph, KEYS)
+        products = TileProducts(entry, self.schedule.tiles, hides=self.mods.may_hide)
+        widths = range(1, self.schedule.vectors + 1)
+        self.attend = [AttendKernel(entry, spec, self.mods, products, vectors) for vectors in widths]
+        self.visibility = Visibility(entry, spec.graph)
+        self.trimmed = self.visibility.trimmed(KEYS)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
         frame_pointer, self.scratch, number = b.function.args
         self.frame = Frame(b, frame_pointer)
@@ -68,14 +74,12 @@ class _Task:
         self.end_panel = b.lower_of(b.add(self.first_panel, frame.word("panels_per_task")), frame.word("panels"))
 
     def _memory(self) -> None:
-        """Scratch memory: scores of a block and copied gathers, a packed block of keys, one of values, the panels."""
+        """Scratch memory: what ``AttendKernel`` needs, a packed block of keys, one of values, the panels."""
         b, frame, schedule = self.b, self.frame, self.schedule
         self.key_pack_stride = b.add(b.mul(frame.word("d_k"), b.size), 64)
         self.width = padded_width(b, frame, schedule.value_rows)
         self.value_pack_stride = b.add(b.mul(self.width, b.size), 64)
-        tiles = 1 + len(self.mods.tile_gathers)
-        scores = tiles * (schedule.block + schedule.score_rows) * schedule.vectors * b.lanes * b.size
-        self.key_pack = b.at(self.scratch, scores)
+        self.key_pack = b.at(self.scratch, AttendKernel.memory(b, schedule, self.mods, self.width))
         self.value_pack = b.at(self.key_pack, b.mul(self.key_pack_stride, schedule.block))
         panels = b.at(self.value_pack, b.mul(self.value_pack_stride, schedule.block))
         aligned = b.ir.and_(b.ir.add(b.ir.ptrtoint(panels, I64), b.index(63)), b.index(-64))
@@ -117,12 +121,10 @@ class _Task:
         with self._each_panel() as panel:
             last = b.lower_of(self._row(b.index(b.add(panel.number, 1))), self.frame.word("q_len"))
             tile = (panel.first, b.sub(last, 1), block, b.sub(block_end, 1))
-            with self.visibility.visible_span(b, self.frame, (self.batch, self.head), tile) as span:
+            with self.trimmed.span(b, self.frame, (self.batch, self.head), tile, self.schedule.block) as span:
                 self._attend_by_width(
-                    panel, self.scratch, b.at(key, b.mul(span.start, key_stride)), key_stride,
-                    b.at(value, b.mul(span.start, value_stride)), value_stride, b.sub(span.end, span.start),
-                    panel.first, b.ir.add(block, span.start), self.batch, self.head,
-                    b.sub(span.cut_start, span.start), b.sub(span.cut_end, span.start),
+                    panel, self.scratch, key, key_stride, value, value_stride, span.pointer, panel.first, block,
+                    self.batch, self.head,
                 )  # fmt: skip
 
     def _unless_hidden(self, tile: Tile) -> AbstractContextManager[ir.Value]:
@@ -151,16 +153,9 @@ class _Task:
 
     def _attend_by_width(self, panel: "_Panel", *arguments: ir.Value) -> None:
         """The hot loops of the panel's width."""
-        b = self.b
-        after = b.function.append_basic_block("after")
-        switch = b.ir.switch(panel.vectors, after)
-        for kernel in self.attend:
-            block = b.function.append_basic_block(f"width_{kernel.vectors}")
-            switch.add_case(b.index(kernel.vectors), block)
-            b.ir.position_at_end(block)
-            b.ir.call(kernel.function, [self.frame.pointer, panel.memory, *arguments])
-            b.ir.branch(after)
-        b.ir.position_at_end(after)
+        arguments = self.frame.pointer, panel.memory, *arguments
+        calls = [partial(self.b.ir.call, kernel.function, arguments) for kernel in self.attend]
+        self.b.by_number(panel.vectors, calls)
 
     # Keys and values -----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from llvmlite import ir
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.dropout import Dropout
 from rootdk.codegen.frame import Frame
-from rootdk.codegen.online_softmax import LaneStats, Softmax, is_hidden_weight
-from rootdk.codegen.panels import LaneRows, Rows, pack, unpack
-from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
-from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices, raw_scores
+from rootdk.codegen.online_softmax import LaneStats, Softmax
+from rootdk.codegen.panels import LaneRows, Matrix, Rows, pack, unpack
+from rootdk.codegen.spans import Span
+from rootdk.codegen.tile_products import SpanProducts, Sums, TileProducts
+from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices
 from rootdk.dropout import WORDS
-from rootdk.planning.schedule import ForwardSpec
+from rootdk.planning.schedule import ForwardSpec, Schedule
 
 __all__ = ["AttendKernel", "PanelRoutines", "padded_width"]
 
@@ -155,24 +156,36 @@ class PanelRoutines:
 class AttendKernel:
     """The hot loops for panels ``vectors`` wide: one panel against one block of keys."""
 
-    def __init__(self, entry: Builder, spec: ForwardSpec, mods: Mods, vectors: int) -> None:
+    def __init__(self, entry: Builder, spec: ForwardSpec, mods: Mods, products: TileProducts, vectors: int) -> None:
         self.entry, self.spec, self.schedule, self.mods, self.vectors = entry, spec, spec.schedule, mods, vectors
+        self.products = products
         self.shape = self.schedule.tiles[vectors - 1]
         self.function = self._attend()
 
+    @staticmethod
+    def memory(b: Builder, schedule: Schedule, mods: Mods, width: Scalar) -> Scalar:
+        """Bytes of a block's scores and copied gathers, of sums [width] in the making, and of rescale factors."""
+        rows = (1 + len(mods.tile_gathers)) * (schedule.block + schedule.score_rows) + 1
+        return b.mul(b.add(width, rows), schedule.vectors * b.lanes * b.size)
+
     def _attend(self) -> ir.Function:
-        """(frame, panel, scores, keys, key stride, values, value stride, count, first query, first key, batch, head,
-        first cut key, end of cut keys): one block of keys, of which the mask applies to those that it cuts."""
-        types = [POINTER, POINTER, POINTER, POINTER, I64, POINTER, *[I64] * 8]
+        """(frame, panel, scratch memory, keys, key stride, values, value stride, span, first query, first key, batch,
+        head): one block of keys, of which the span tells what matters."""
+        types = [POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, *[I64] * 4]
         b = Builder.define(self.entry.function.module, f"attend_{self.vectors}", types, self.entry)
-        frame_pointer, panel_pointer, scores, keys, key_stride, values, value_stride, *rest = b.function.args
-        count, first, first_key, batch, head, cut_start, cut_end = rest
-        frame = Frame(b, frame_pointer)
+        frame_pointer, panel_pointer, scores, keys, key_stride, values, value_stride, span_pointer, *rest = (
+            b.function.args
+        )
+        first, first_key, batch, head = rest
+        frame, span = Frame(b, frame_pointer), Span(b, span_pointer)
+        count = b.sub(span.end, span.start)
         width = padded_width(b, frame, self.schedule.value_rows)
         panel = PanelMemory(b, panel_pointer, self.vectors, frame.word("d_k"), width)
         tile = ScoreTile(b, scores, self.vectors, self.shape.score_rows)
-        raw_scores(tile, keys, key_stride, count, panel.queries, panel.d_k)
-        leaves = {"b": batch, "h": head, "kv": first_key}
+        products = SpanProducts(self.products, b, span, self.vectors)
+        products.scores(Matrix(keys, key_stride).part(b, span.start), panel.matrix, panel.d_k, tile.matrix)
+        leaves = {"b": batch, "h": head, "kv": b.ir.add(first_key, span.start)}
+        cut_start, cut_end = b.sub(span.cut_start, span.start), b.sub(span.cut_end, span.start)
 
         scored, masked = self.mods.graph.score is not None, self.mods.graph.mask is not None
         self._copy_gathers(frame, tile, count, {**leaves, "q": first})
@@ -192,7 +205,14 @@ class AttendKernel:
         factors = softmax.block(scores, count, self.vectors, stats, hides=self.mods.may_hide)
         if self.spec.dropout:
             self._drop(frame, tile, count, first, leaves)
-        self._add_values(tile, panel, values, value_stride, count, factors)
+        memory = self._gather_tile(tile, len(self.mods.tile_gathers)).pointer
+        for n, factor in enumerate(factors):
+            b.store_lanes(factor, memory, n * b.lanes * b.size)
+        sums = Sums(
+            Matrix(panel.output(PanelMemory.CHUNK), panel.stride), width, memory,
+            chain=Matrix(b.at(memory, self.vectors * b.lanes * b.size), panel.stride),
+        )  # fmt: skip
+        products.sums(Matrix(values, value_stride).part(b, span.start), tile.matrix, sums)
         return b.finish()
 
     def _gather_tile(self, tile: ScoreTile, which: int) -> ScoreTile:
@@ -246,37 +266,3 @@ class AttendKernel:
                     offset = tile.offset(b.add(j, r), n)
                     weight = dropout.drop(b.load_lanes(tile.pointer, offset), dropout.kept(words))
                     b.store_lanes(weight, tile.pointer, offset)
-
-    def _add_values(
-        self,
-        tile: ScoreTile,
-        panel: PanelMemory,
-        values: ir.Value,
-        value_stride: ir.Value,
-        count: ir.Value,
-        factors: Sequence[ir.Value],
-    ) -> None:
-        """output = factor * output + V^T weights, a few columns of V at a time."""
-        b, columns, output = tile.b, self.shape.value_rows, panel.output(PanelMemory.CHUNK)
-        shape = (columns, self.vectors)
-
-        def lanes(r: Scalar) -> list[ir.Value]:
-            return [b.load_lanes(tile.pointer, tile.offset(r, n)) for n in range(self.vectors)]
-
-        with b.loop(0, panel.width, columns) as c:
-            start = b.at(values, b.mul(c, b.size))
-
-            def elements(r: Scalar, start: ir.Value = start) -> Iterator[ir.Value]:
-                row = b.at(start, b.mul(r, value_stride))
-                return (b.splat(b.load(b.real, row, m * b.size)) for m in range(columns))
-
-            if self.mods.may_hide:
-                sums = poison_free_matmul(
-                    b, count, elements, lanes, shape, lambda _, weight: is_hidden_weight(b, weight)
-                )
-            else:
-                sums = tile_matmul(b, count, elements, lanes, shape)
-            for m, row in enumerate(sums):
-                for n, (total, factor) in enumerate(zip(row, factors, strict=True)):
-                    offset = panel.offset(b.add(c, m), n)
-                    b.store_lanes(b.fma(b.load_lanes(output, offset), factor, total), output, offset)

@@ -15,7 +15,7 @@ from rootdk.codegen.builder import Builder, Scalar
 from rootdk.codegen.elements import load_elements, store_elements
 from rootdk.dtypes import DType
 
-__all__ = ["LaneRows", "Rows", "copy_row", "pack", "transpose", "unpack"]
+__all__ = ["LaneRows", "Matrix", "Rows", "copy_row", "pack", "transpose", "unpack"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,26 @@ class LaneRows:
     def offset(self, row: Scalar, n: Scalar) -> Scalar:
         """Of lane vector ``n`` of a row, in bytes."""
         return self.b.add(self.b.mul(row, self.stride), self.b.mul(n, self.b.lanes * self.b.size))
+
+    @property
+    def matrix(self) -> "Matrix":
+        return Matrix(self.pointer, self.stride)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows of adjacent accumulators."""
+
+    pointer: ir.Value
+    stride: Scalar
+    """Bytes from row to row."""
+
+    def part(self, b: Builder, row: Scalar, offset: Scalar = 0) -> "Matrix":
+        """What begins ``offset`` bytes into ``row``."""
+        return Matrix(b.at(self.pointer, b.add(b.mul(row, self.stride), offset)), self.stride)
+
+    def arguments(self, b: Builder) -> tuple[ir.Value, ir.Value]:
+        return self.pointer, b.index(self.stride)
 
 
 @dataclass(frozen=True)

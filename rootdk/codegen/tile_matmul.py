@@ -24,10 +24,11 @@ def tile_matmul(
     elements: Callable[[Scalar], Iterable[ir.Value]],
     lanes: Callable[[Scalar], Sequence[ir.Value]],
     shape: tuple[int, int],
+    start: Callable[[], list[list[ir.Value]]] | None = None,
     *,
     hidden: Callable[[ir.Value, ir.Value], ir.Value] | None = None,
 ) -> list[list[ir.Value]]:
-    """The tile of ``shape`` (rows, vectors) of sums over ``depth``, started at zero.
+    """The tile of ``shape`` (rows, vectors) of sums over ``depth``, started at zero or at what ``start`` emits.
 
     ``elements(r)`` yields the row values at depth r, each splatted; ``lanes(r)`` the lane vectors at depth r. It should
     yield: a broadcast emitted just before its FMAs needs one register, all of them up front make LLVM spill a sum.
@@ -35,8 +36,8 @@ def tile_matmul(
     """
     rows, vectors = shape
     unroll = min(4, max(1, _BODY // (rows * vectors)))
-    zero = b.splat(0.0)
-    tile = [[b.slot(zero) for _ in range(vectors)] for _ in range(rows)]
+    zeros = [[b.splat(0.0)] * vectors] * rows
+    tile = [[b.slot(value) for value in row] for row in (start() if start else zeros)]
 
     def step(r: Scalar) -> None:
         vector = lanes(r)
@@ -61,19 +62,21 @@ def poison_free_matmul(
     lanes: Callable[[Scalar], Sequence[ir.Value]],
     shape: tuple[int, int],
     hidden: Callable[[ir.Value, ir.Value], ir.Value],
+    start: Callable[[], list[list[ir.Value]]] | None = None,
 ) -> list[list[ir.Value]]:
     """``tile_matmul`` in which hidden products, whose weight is zero, add nothing even to infinity and NaN.
 
     0 times a hidden NaN or infinity is NaN, so a leak always shows in the sums. Looking at them costs one FMA per sum;
     selecting in the loop costs one instruction per product, and is done only if the sums are not finite.
     """
-    slots = [[b.slot(total) for total in row] for row in tile_matmul(b, depth, elements, lanes, shape)]
+    slots = [[b.slot(total) for total in row] for row in tile_matmul(b, depth, elements, lanes, shape, start)]
     leak = zero = b.splat(0.0)
     for row in slots:
         for slot in row:
             leak = b.fma(slot.value, zero, leak)
     with b.when(b.any(b.ir.fcmp_unordered("uno", leak, leak)), likely=False):
-        for row, sums in zip(slots, tile_matmul(b, depth, elements, lanes, shape, hidden=hidden), strict=True):
+        selected = tile_matmul(b, depth, elements, lanes, shape, start, hidden=hidden)
+        for row, sums in zip(slots, selected, strict=True):
             for slot, total in zip(row, sums, strict=True):
                 slot.value = total
     return [[slot.value for slot in row] for row in slots]

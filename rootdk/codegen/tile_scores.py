@@ -10,7 +10,7 @@ from rootdk.codegen.builder import I32, I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
 from rootdk.codegen.lower_expr import Environment, lower
-from rootdk.codegen.panels import LaneRows, Rows, pack
+from rootdk.codegen.panels import LaneRows, Matrix, Rows, pack
 from rootdk.codegen.tile_matmul import tile_matmul
 from rootdk.dtypes import Kind
 from rootdk.mods.expr import Graph
@@ -25,35 +25,31 @@ class ScoreTile(LaneRows):
 
     vectors: int
     tile_rows: int
-    row_bytes: int | None = None
+    row_bytes: Scalar | None = None
     """From row to row, where rows are longer than the tile."""
 
     @property
     def stride(self) -> Scalar:
-        return self.row_bytes or super().stride
+        return super().stride if self.row_bytes is None else self.row_bytes
 
 
-def raw_scores(
-    tile: ScoreTile, rows: ir.Value, row_stride: ir.Value, count: ir.Value, packed: ir.Value, depth: ir.Value
-) -> None:
-    """tile[j, lanes] = sum over r of row(j)[r] * packed[r, lanes] for the ``count`` rows at ``rows``.
+def raw_scores(tile: ScoreTile, rows: Matrix, count: ir.Value, packed: Matrix, depth: ir.Value) -> None:
+    """tile[j, lanes] = sum over r of rows[j][r] * packed[r, lanes] for ``count`` rows.
 
     The last tile reads its missing rows from the last row there is: scratch memory has room for what they give, and
     nobody reads it.
     """
     b, height = tile.b, tile.tile_rows
-    packed_stride = tile.vectors * b.lanes * b.size
     last = b.sub(count, 1)
     with b.loop(0, count, height) as j:
-        pointers = [b.at(rows, b.mul(b.lower_of(b.add(j, m), last), row_stride)) for m in range(height)]
+        pointers = [rows.part(b, b.lower_of(b.add(j, m), last)).pointer for m in range(height)]
 
         def elements(r: Scalar, pointers: Sequence[ir.Value] = pointers) -> Iterator[ir.Value]:
             return (b.splat(b.load(b.real, pointer, b.mul(r, b.size))) for pointer in pointers)
 
         def lanes(r: Scalar) -> list[ir.Value]:
-            return [
-                b.load_lanes(packed, b.add(b.mul(r, packed_stride), n * b.lanes * b.size)) for n in range(tile.vectors)
-            ]
+            row = packed.part(b, r).pointer
+            return [b.load_lanes(row, n * b.lanes * b.size) for n in range(tile.vectors)]
 
         for m, row in enumerate(tile_matmul(b, depth, elements, lanes, (height, tile.vectors))):
             for n, value in enumerate(row):
