@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rootdk import engine
+from rootdk import engine, second_order
 from rootdk.mods import ranges
 from rootdk.planning.cost import cost
 from rootdk.planning.packing import decode_packing_reasons, packing_reasons
@@ -43,6 +43,7 @@ def plan(bound: Bound, run: Callable[..., Any], shapes: tuple[tuple[int, ...], .
         problem=bound.problem,
         path=path,
         reason=f"{prepared.target.name}, {why}; {_thread_reason(prepared)}",
+        derivatives=(f"fused backward: {lanes} lanes of keys", second_order.REASON),
         threads=prepared.threads,
         tasks=prepared.tasks,
         cut=cut,

@@ -23,7 +23,7 @@ from rootdk.row_blocks import Head, RowBlock, Softmax, heads, softmax, sum_visib
 
 __all__ = ["REASON", "Direction", "SecondOrder", "double_backward", "jvp"]
 
-REASON = "tiled: derivatives of second order and forward mode run in NumPy, some rows of queries at a time"
+REASON = "tiled: those of second order and forward mode run in NumPy, some rows of queries at a time"
 """What a plan says of these calls."""
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import rootdk
+from rootdk import second_order
 from rootdk.planning.cost import Cost, Peaks
 from rootdk.planning.plan import Plan, si
 from rootdk.runtime.cache import kernels
@@ -25,7 +26,10 @@ def lines(plan: Plan) -> dict[str, str]:
 
 def test_it_prints_the_whole_story():
     text = lines(rootdk.plan(SQUARE, SQUARE, SQUARE, mask=rootdk.causal()))
-    assert list(text) == ["problem", "path", "tiles", "operands", "compute", "memory", "estimate", "kernel"]
+    names = ["problem", "path", "tiles", "operands", "compute", "memory", "estimate", "kernel", "gradients"]
+    assert list(text) == names
+    assert text["gradients"].strip().startswith("fused backward: ")
+    assert repr(rootdk.plan(SQUARE, SQUARE, SQUARE)).endswith(second_order.REASON)
     assert "heads 4, kv_heads 4, q_len 512, kv_len 512, d_k 64, d_v 64, float32, scale 0.125" in text["problem"]
     assert text["path"].strip().startswith("fused forward: ")
     assert text["operands"].strip() == "keys read in place; values read in place"

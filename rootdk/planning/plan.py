@@ -21,6 +21,8 @@ class Plan:
     """Which kernel serves the call."""
     reason: str
     """Why it does, and why with so many threads."""
+    derivatives: tuple[str, str]
+    """Which path serves its gradients, and which the derivatives of second order and forward mode."""
     threads: int
     tasks: int
     """What threads share: some panels of queries of one head."""
@@ -85,6 +87,8 @@ class Plan:
             ("estimate", f"{si(self.seconds, 's')} at best: {si(cost.intensity, 'FLOP/B')}, and peaks of "
                          f"{si(peaks.flops, 'FLOP/s')} (float32) and {si(peaks.bytes, 'B/s')}"),
             ("kernel", self.kernel),
+            ("gradients", self.derivatives[0]),
+            ("", self.derivatives[1]),
         ]  # fmt: skip
 
     def _tile_lines(self) -> list[tuple[str, str]]:
