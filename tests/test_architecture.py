@@ -33,7 +33,7 @@ ALLOWED = {
     "runtime": {"errors", "config", "machine"},
     "engine": {"errors", "dtypes", "dropout", "machine", "mods", "planning", "codegen", "runtime"} | PROBLEM,
     "roofline": {"machine", "planning", "codegen", "runtime"},
-    "plans": {"errors", "mods", "planning", "engine", "roofline", "runtime"} | PROBLEM,
+    "plans": {"errors", "mods", "planning", "engine", "roofline", "runtime", "second_order"} | PROBLEM,
     "calls": {"errors", "dtypes", "mods", "planning", "engine", "runtime"} | PROBLEM,
     "gradients": {"errors", "dtypes", "machine", "mods", "planning", "codegen", "runtime", "engine"} | PROBLEM,
     "row_blocks": {"dtypes", "dropout", "mods"} | PROBLEM,
