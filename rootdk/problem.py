@@ -173,6 +173,8 @@ def bind(
     query_view, key_view, value_view = (_broadcast(view, batch_shape) for view in inputs.views)
     heads, q_len, d_k = query_view.shape[-3:]
     kv_heads, kv_len, d_v = value_view.shape[-3:]
+    if bias is not None:
+        arguments.check_bias(bias)
     mods = trace_mods(ScoreMods(mask, bias, score_mod), (*batch_shape, heads, q_len, kv_len))
     probability = arguments.as_probability("dropout_p", dropout_p)
     sink_logits = arguments.as_sinks(sinks, heads, dtype.accumulator)

@@ -58,8 +58,12 @@ class Tracer:
             known = self._captured[id(array)] = array, self._array(array, name)
         return known[1]
 
+    def view(self, source: Any, name: str) -> np.ndarray:
+        """A captured array as an ndarray of the same memory."""
+        return as_ndarray(source, name)
+
     def _array(self, source: Any, name: str) -> Any:
-        view = as_ndarray(source, name)
+        view = self.view(source, name)
         dtype = dtypes.of(view)
         if dtype is None:
             raise DTypeError(
