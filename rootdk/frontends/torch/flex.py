@@ -2,22 +2,19 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from rootdk.errors import ArgumentError, DTypeError, ModError, ShapeError
 from rootdk.frontends.torch import block_masks
-from rootdk.frontends.torch.arguments import Inputs, Options
-from rootdk.frontends.torch.calls import attend
+from rootdk.frontends.torch.arguments import Options
 from rootdk.frontends.torch.errors import runtime_errors
 from rootdk.frontends.torch.max_scores import max_scores
-from rootdk.frontends.torch.modes import outside_graphs
+from rootdk.frontends.torch.routes import attend
 
 __all__ = ["flex_attention"]
 
 
-@outside_graphs
 @runtime_errors
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any = None, block_mask: BlockMask | None = None,
@@ -54,7 +51,7 @@ def flex_attention(
     options = Options(mask=mask, score_mod=score_mod, scale=scale)
     inputs = query, key, value
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    output, lse = attend(inputs, options, output=_empty_output(inputs), return_lse=wants_lse)
+    output, lse = attend(inputs, options, like_query=True, return_lse=wants_lse)
     if return_aux is None:
         return (output, lse) if return_lse else output
     return output, AuxOutput(lse=lse, max_scores=max_scores(inputs, options) if return_aux.max_scores else None)
@@ -79,13 +76,3 @@ def _check(query: Any, key: Any, value: Any, block_mask: Any, enable_gqa: bool) 
             f"key: expected the batch size {query.shape[0]} of query, got {key.shape[0]}; it may be 1 where a "
             "block_mask has query's batch size"
         )
-
-
-def _empty_output(inputs: Inputs) -> Tensor:
-    """Uninitialised [batch, heads, q_len, d_v], its dimensions in query's order in memory, as torch's is."""
-    query, _, value = inputs
-    if value.shape[-1] == query.shape[-1]:
-        return torch.empty_like(query)
-    order = sorted(range(4), key=lambda axis: (-query.stride(axis), axis))
-    dense = query.new_empty([(*query.shape[:-1], value.shape[-1])[axis] for axis in order])
-    return dense.permute([order.index(axis) for axis in range(4)])
