@@ -1,11 +1,13 @@
 """Which way a call with functions goes: through Dynamo's graph, through the operator, or straight to the kernels."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from rootdk.frontends.torch import calls, watched
+from rootdk.frontends.torch import calls, compiled, watched
 from rootdk.frontends.torch.arguments import Inputs, Options
-from rootdk.frontends.torch.modes import cast_for_autocast
+from rootdk.frontends.torch.modes import cast_for_autocast, outside_graphs
 from rootdk.frontends.torch.modes import watched as is_watched
 from rootdk.frontends.torch.operators import empty_output
 
@@ -22,11 +24,26 @@ def attend(
     All is differentiable that is so in ``calls.attend``.
     """
     inputs = cast_for_autocast(*inputs)
+    memory = "query" if like_query else options.layout
+    if torch.compiler.is_dynamo_compiling():
+        return compiled.attend(inputs, options, memory, _canonical)
+    return _attend(inputs, options, memory, return_lse)
+
+
+@outside_graphs
+def _attend(inputs: Inputs, options: Options, memory: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     if is_watched() or any(map(_elsewhere, inputs)):
-        memory = "query" if like_query else options.layout
         return watched.attend(inputs, options, memory)
-    output = empty_output(inputs[0], inputs[2], "query") if like_query else None
+    output = empty_output(inputs[0], inputs[2], memory) if memory == "query" else None
     return calls.attend(inputs, options, output=output, return_lse=return_lse)
+
+
+def _canonical(inputs: Inputs, options: Options, memory: str) -> tuple[Tensor, Tensor | None]:
+    """The call on inputs that have the operator's form."""
+    if is_watched():
+        return watched.attend(inputs, replace(options, layout="bhsd"), memory)
+    output = empty_output(inputs[0], inputs[2], memory)
+    return calls.attend(inputs, replace(options, layout="bhsd"), output=output, return_lse=True)
 
 
 def _elsewhere(tensor: Tensor) -> bool:

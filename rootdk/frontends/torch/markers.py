@@ -1,0 +1,89 @@
+"""What Dynamo sees of a call: tensors of no dimensions that stand for a pair, and operators that mark what is theirs.
+
+None of these operators ever runs. They have shapes, by which Dynamo goes on, and a place in its graph, where
+``interpret`` finds them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from rootdk.frontends.torch.arguments import accumulator
+from rootdk.frontends.torch.operators import empty_output
+
+__all__ = ["INDICES", "Indexing", "call", "ready_made", "symbol"]
+
+INDICES = ("b", "h", "q", "kv")
+
+
+def _never() -> NoReturn:
+    raise NotImplementedError("rootdk's functions were taken out of the graph that Dynamo put them in")
+
+
+@torch.library.custom_op("rootdk::symbol", mutates_args=())  # type: ignore[untyped-decorator]
+def symbol(name: str, query: Tensor) -> Tensor:
+    """The score of a pair, or the index that is called ``name``."""
+    _never()
+
+
+@symbol.register_fake  # type: ignore[untyped-decorator]
+def _(name: str, query: Tensor) -> Tensor:
+    return query.new_empty((), dtype=torch.int64 if name in INDICES else accumulator(query.dtype))
+
+
+@torch.library.custom_op("rootdk::ready_made", mutates_args=())  # type: ignore[untyped-decorator]
+def ready_made(
+    symbols: Sequence[Tensor], module: str, constructor: str, arguments: str, arrays: Sequence[Tensor]
+) -> Tensor:
+    """What a ready-made mask or score gives for ``symbols``: (score,) b, h, q, kv.
+
+    ``arguments`` is the text of a tuple; what is "array" in it comes in ``arrays``, in order.
+    """
+    _never()
+
+
+@ready_made.register_fake  # type: ignore[untyped-decorator]
+def _(symbols: Sequence[Tensor], *_: Any) -> Tensor:
+    return symbols[0].new_empty((), dtype=torch.bool if len(symbols) == len(INDICES) else symbols[0].dtype)
+
+
+@torch.library.custom_op("rootdk::call", mutates_args=())  # type: ignore[untyped-decorator]
+def call(
+    query: Tensor, key: Tensor, value: Tensor, score: Tensor | None, visible: Tensor | None, bias: Tensor | None,
+    sinks: Tensor | None, seed: Tensor | None, dropout_p: float, scale: float | None, memory: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Output and LSE, by the score and the visibility that were computed of the symbols."""
+    _never()
+
+
+@call.register_fake  # type: ignore[untyped-decorator]
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_output(query, value, rest[-1]), query.new_empty(query.shape[:-1], dtype=accumulator(query.dtype))
+
+
+class Indexing(TorchFunctionMode):  # type: ignore[misc]  # untyped where torch isn't installed
+    """Inside it, a tensor of no dimensions that is an index is not asked for its value, which those of a pair lack."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.__getitem__:
+            array, index = args
+            items = list(index) if isinstance(index, tuple) else [index]
+            if any(isinstance(item, Tensor) and item.ndim == 0 and item.dtype is not torch.bool for item in items):
+                return _picked(array, items)
+        return function(*args, **(kwargs or {}))
+
+
+def _picked(array: Tensor, items: list[Any]) -> Tensor:
+    """``array[items]``, taken apart: what is no tensor first, then the tensors."""
+    if not any(item is Ellipsis for item in items):
+        items.append(Ellipsis)
+    place = next(at for at, item in enumerate(items) if item is Ellipsis)
+    given = sum(1 for item in items if item is not None and item is not Ellipsis)
+    items[place : place + 1] = [slice(None)] * (array.ndim - given)
+    tensors = [item if isinstance(item, Tensor) else None for item in items if not isinstance(item, int)]
+    plain = tuple(slice(None) if isinstance(item, Tensor) else item for item in items)
+    found: Tensor = torch.ops.aten.index.Tensor(array[plain], tensors)
+    return found
