@@ -90,15 +90,20 @@ def _shows(mask: Mask, pair: list[Tensor]) -> Tensor:
 
 
 def _ready_made(made: Made, symbols: list[Tensor]) -> Tensor:
-    arrays, texts = [], []
+    words, arrays, whole, real = [], [], [], []
     for argument in made.arguments:
         if isinstance(argument, Tensor | np.ndarray):
             arrays.append(_tensor(argument))
-            texts.append("'array'")
+            words.append("array")
+        elif isinstance(argument, int):
+            whole.append(argument)
+            words.append("int")
+        elif isinstance(argument, float):
+            real.append(argument)
+            words.append("float")
         else:
-            texts.append(repr(argument))
-    text = "(" + "".join(text + "," for text in texts) + ")"
-    found: Tensor = markers.ready_made(symbols, made.module, made.constructor, text, arrays)
+            words.append(str(argument))
+    found: Tensor = markers.ready_made(symbols, made.module, made.constructor, " ".join(words), arrays, whole, real)
     return found
 
 

@@ -5,7 +5,7 @@ body captures to its arguments. That is all we need of it: when the next stage o
 tensors or on real ones, the operator is called, which that stage knows how to take.
 """
 
-import ast
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,10 +60,10 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]  # untyped where torch
             return self.tracer.score
         return self.tracer.indices[markers.INDICES.index(name)]
 
-    def ready_made(self, symbols: list[Sym], module: str, constructor: str, text: str, arrays: list[Tensor]) -> Sym:
-        rest = iter(arrays)
-        arguments = tuple(next(rest) if item == "array" else item for item in ast.literal_eval(text))
-        found: Sym = made_again(module, constructor, arguments).trace(self.tracer, *symbols)
+    def ready_made(self, symbols: list[Sym], module: str, constructor: str, words: str, *given: Sequence[Any]) -> Sym:
+        rest = dict(zip(("array", "int", "float"), map(iter, given), strict=True))
+        arguments = (None if word == "None" else next(rest[word]) if word in rest else word for word in words.split())
+        found: Sym = made_again(module, constructor, tuple(arguments)).trace(self.tracer, *symbols)
         return found
 
     def call(self, query: Tensor, key: Tensor, value: Tensor, score: Any, visible: Any, *rest: Any) -> Any:

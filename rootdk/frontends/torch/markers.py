@@ -36,11 +36,12 @@ def _(name: str, query: Tensor) -> Tensor:
 
 @torch.library.custom_op("rootdk::ready_made", mutates_args=())  # type: ignore[untyped-decorator]
 def ready_made(
-    symbols: Sequence[Tensor], module: str, constructor: str, arguments: str, arrays: Sequence[Tensor]
-) -> Tensor:
+    symbols: Sequence[Tensor], module: str, constructor: str, arguments: str, arrays: Sequence[Tensor],
+    whole: Sequence[int], real: Sequence[float],
+) -> Tensor:  # fmt: skip
     """What a ready-made mask or score gives for ``symbols``: (score,) b, h, q, kv.
 
-    ``arguments`` is the text of a tuple; what is "array" in it comes in ``arrays``, in order.
+    ``arguments`` are words: "array", "int" and "float" for the next of those lists, "None", or a string itself.
     """
     _never()
 
