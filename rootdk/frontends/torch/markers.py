@@ -4,6 +4,7 @@ None of these operators ever runs. They have shapes, by which Dynamo goes on, an
 ``interpret`` finds them.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -69,7 +70,8 @@ class Indexing(TorchFunctionMode):  # type: ignore[misc]  # untyped where torch 
     """Inside it, a tensor of no dimensions that is an index is not asked for its value, which those of a pair lack."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.__getitem__:
+        # Dynamo names it by either, depending on where the tensor comes from
+        if function is Tensor.__getitem__ or function is operator.getitem:
             array, index = args
             items = list(index) if isinstance(index, tuple) else [index]
             if any(isinstance(item, Tensor) and item.ndim == 0 and item.dtype is not torch.bool for item in items):

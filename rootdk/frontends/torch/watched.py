@@ -1,6 +1,6 @@
 """Calls that torch watches, or whose tensors have no memory: the mods are traced, and the operator is called."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ def attend(inputs: Inputs, options: Options, memory: str) -> tuple[Tensor, Tenso
     """Output and LSE; ``memory`` as operators take it."""
     form = Form.of(inputs, _checked(inputs, options))
     inputs = form.canonical(inputs)
-    options = replace(options, mask=_with_tensors(options.mask), bias=_with_tensors(options.bias))
     *batch, heads, q_len, _ = inputs[0].shape
     shape = *batch, heads, q_len, inputs[1].shape[-2]
     mods = trace_mods(ScoreMods(options.mask, options.bias, options.score_mod), shape, OperatorTracer)
@@ -81,10 +80,6 @@ def _stand_in(tensor: Any) -> Any:
     if not isinstance(tensor, Tensor):
         return tensor
     return np.broadcast_to(np.zeros((), numpy_dtype(tensor)), tuple(tensor.shape))
-
-
-def _with_tensors(array: Any) -> Any:
-    return torch.from_numpy(array) if isinstance(array, np.ndarray) else array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
