@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import AuxRequest
 
 import rootdk
 from rootdk.torch import create_block_mask, flex_attention
@@ -191,6 +192,16 @@ def test_what_dynamo_cannot_follow_breaks_the_graph_and_stays_right():
     compiled = torch.compile(call, backend="aot_eager")
     torch.testing.assert_close(compiled(X), call(X))
     assert set(seen) == {"Sym"}
+
+
+def test_the_greatest_scores_are_left_out_of_graphs():
+    def call(x: torch.Tensor) -> Any:
+        output, aux = flex_attention(x * 2, x, x, block_mask=BLOCKS, return_aux=AuxRequest(max_scores=True))
+        return output, aux.max_scores
+
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager")(X), call(X))
+    with pytest.raises(rootdk.ArgumentError, match="max_scores"):
+        torch.func.vmap(call)(X[None])
 
 
 @pytest.mark.parametrize("mod, words", [

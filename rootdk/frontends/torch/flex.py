@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
@@ -44,6 +45,10 @@ def flex_attention(
     Raises:
         RootdkError, which is a RuntimeError too: an argument is wrong, or a function cannot be compiled.
     """
+    if return_aux is not None and return_aux.max_scores and torch.compiler.is_dynamo_compiling():
+        return _outside_graphs(
+            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux=return_aux
+        )
     if return_lse and return_aux is not None:
         raise ArgumentError("return_lse: expected False with return_aux, got True; ask for AuxRequest(lse=True)")
     _check(query, key, value, block_mask, enable_gqa)
@@ -55,6 +60,12 @@ def flex_attention(
     if return_aux is None:
         return (output, lse) if return_lse else output
     return output, AuxOutput(lse=lse, max_scores=max_scores(inputs, options) if return_aux.max_scores else None)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # where torch isn't installed
+def _outside_graphs(*args: Any, **kwargs: Any) -> Any:
+    """The greatest scores are found by a second pass in NumPy, which is none for graphs."""
+    return flex_attention(*args, **kwargs)
 
 
 def _check(query: Any, key: Any, value: Any, block_mask: Any, enable_gqa: bool) -> None:

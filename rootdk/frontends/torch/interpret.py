@@ -5,7 +5,7 @@ body captures to its arguments. That is all we need of it: when the next stage o
 tensors or on real ones, the operator is called, which that stage knows how to take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]  # untyped where torch
         return operate_traced((query, key, value), mods, options, memory)
 
 
-_MARKED = {
+_MARKED: dict[Any, Callable[..., Any]] = {
     torch.ops.rootdk.symbol.default: _Interpreter.symbol,
     torch.ops.rootdk.ready_made.default: _Interpreter.ready_made,
     torch.ops.rootdk.call.default: _Interpreter.call,

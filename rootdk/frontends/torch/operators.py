@@ -135,7 +135,8 @@ def _flops(query: list[int], key: list[int], value: list[int], *_: Any, out_shap
 def _backward_flops(grad_output: Any, grad_lse: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
     """Three products of d_k (scores, and gradients of query and key) and two of d_v."""
     query, key, value = rest[:3]
-    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+    pairs: int = math.prod(query[:-1]) * key[-2]
+    return 2 * pairs * (3 * int(query[-1]) + 2 * int(value[-1]))
 
 
 forward = torch.library.custom_op("rootdk::attention", _forward, mutates_args=(), device_types="cpu")

@@ -4,7 +4,7 @@ torch.func differentiates an operator only through an autograd.Function that say
 among its own arguments, not in lists, so arrays come last, one by one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -64,7 +64,7 @@ class _Forward(torch.autograd.Function):  # type: ignore[misc]  # untyped where 
             grad_output = torch.zeros_like(output)
         arrays, settings = tensors[5:], ctx.settings
         wanted = tuple(operators.differentiable(ctx.needs_input_grad[7:], arrays, ctx.needs_input_grad[5]))
-        own = _Settings(*settings.numbers, wanted)
+        own = replace(settings, wanted=wanted)
         grads = _Backward.apply(own, grad_output, grad_lse, output, lse, *tensors)
         captured = dict(zip(wanted, grads[3:], strict=True))
         return None, None, *grads[:3], captured.get(SINKS), None, *map(captured.get, range(len(arrays)))
@@ -83,7 +83,7 @@ class _Forward(torch.autograd.Function):  # type: ignore[misc]  # untyped where 
         captured = {slot: tangent for slot, tangent in enumerate(of_arrays) if tangent is not None}
         if of_sinks is not None:
             captured[SINKS] = of_sinks
-        settings = _Settings(*ctx.settings.numbers, tuple(captured))
+        settings = replace(ctx.settings, wanted=tuple(captured))
         results: tuple[Tensor, Tensor] = _Jvp.apply(settings, *tensors, *of_inputs, *captured.values())
         return results
 
