@@ -17,7 +17,7 @@ from rootdk.mods.values import Mask
 from rootdk.problem import Bound
 from rootdk.runtime import threads
 
-__all__ = ["attend", "call_for", "run"]
+__all__ = ["attend", "attend_plain", "call_for", "run"]
 
 _MOST_KNOWN = 128
 
@@ -30,6 +30,13 @@ def attend(
     The output is written to ``output``, which may have any strides, if given.
     """
     inputs = plain("query", inputs[0]), plain("key", inputs[1]), plain("value", inputs[2])
+    return attend_plain(inputs, options, output=output, return_lse=return_lse)
+
+
+def attend_plain(
+    inputs: Inputs, options: Options, *, output: Tensor | None = None, return_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """``attend`` with inputs that are plain already."""
     call = call_for(inputs, options)
     if output is None:
         output = torch.empty(call.bound.output_shape, dtype=inputs[0].dtype)

@@ -39,7 +39,7 @@ def attend(inputs: Inputs, options: Options, memory: str, otherwise: Callable[..
         query: Tensor, key: Tensor, value: Tensor, *, otherwise: Any = otherwise, options: Options = options,
         memory: str = memory,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        score, *pair = [markers.symbol(name, query) for name in ("score", *markers.INDICES)]
+        score, *pair = [markers.symbol(name, query.dtype) for name in ("score", *markers.INDICES)]
         with markers.Indexing():
             changed, visible = _changed(options.score_mod, score, pair), _visible(options.mask, pair)
         found: tuple[Tensor, Tensor] = markers.call(query, key, value, changed, visible, bias, sinks, seed, *numbers)

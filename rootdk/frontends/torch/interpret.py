@@ -29,7 +29,7 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]  # untyped where torch
     def __init__(self, graph: fx.GraphModule, operands: tuple[Any, ...]) -> None:
         super().__init__(graph)
         given = dict(zip(graph.graph.find_nodes(op="placeholder"), operands, strict=True))
-        (called,) = graph.graph.find_nodes(op="call_function", target=torch.ops.rootdk.call.default)
+        (called,) = graph.graph.find_nodes(op="call_function", target=markers.call)
         query, key = (given[node].shape for node in called.args[:2])
         self.tracer = OperatorTracer(query[-2], key[-2], query[-3], tuple(query[:-3]))
 
@@ -55,7 +55,7 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]  # untyped where torch
     def _symbolic(self, value: Any) -> Any:
         return self.tracer.array(value, "array") if isinstance(value, Tensor) else value
 
-    def symbol(self, name: str, query: Tensor) -> Sym:
+    def symbol(self, name: str, dtype: torch.dtype) -> Sym:
         if name == "score":
             return self.tracer.score
         return self.tracer.indices[markers.INDICES.index(name)]
@@ -78,9 +78,9 @@ class _Interpreter(fx.Interpreter):  # type: ignore[misc]  # untyped where torch
 
 
 _MARKED: dict[Any, Callable[..., Any]] = {
-    torch.ops.rootdk.symbol.default: _Interpreter.symbol,
-    torch.ops.rootdk.ready_made.default: _Interpreter.ready_made,
-    torch.ops.rootdk.call.default: _Interpreter.call,
+    markers.symbol: _Interpreter.symbol,
+    markers.ready_made: _Interpreter.ready_made,
+    markers.call: _Interpreter.call,
 }
 
 

@@ -1,12 +1,12 @@
-"""What Dynamo sees of a call: tensors of no dimensions that stand for a pair, and operators that mark what is theirs.
+"""What Dynamo sees of a call: tensors of no dimensions that stand for a pair, and functions that mark what is theirs.
 
-None of these operators ever runs. They have shapes, by which Dynamo goes on, and a place in its graph, where
-``interpret`` finds them.
+Dynamo runs these functions for the shapes of what they return, and for what it depends on. Nobody else runs them: in
+its graph ``interpret`` takes their place.
 """
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,50 +20,43 @@ __all__ = ["INDICES", "Indexing", "call", "ready_made", "symbol"]
 INDICES = ("b", "h", "q", "kv")
 
 
-def _never() -> NoReturn:
-    raise NotImplementedError("rootdk's functions were taken out of the graph that Dynamo put them in")
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+def symbol(name: str, dtype: torch.dtype) -> Tensor:
+    """The score of a pair with inputs of ``dtype``, or the index that is called ``name``."""
+    return torch.empty((), dtype=torch.int64 if name in INDICES else accumulator(dtype))
 
 
-@torch.library.custom_op("rootdk::symbol", mutates_args=())  # type: ignore[untyped-decorator]
-def symbol(name: str, query: Tensor) -> Tensor:
-    """The score of a pair, or the index that is called ``name``."""
-    _never()
-
-
-@symbol.register_fake  # type: ignore[untyped-decorator]
-def _(name: str, query: Tensor) -> Tensor:
-    return query.new_empty((), dtype=torch.int64 if name in INDICES else accumulator(query.dtype))
-
-
-@torch.library.custom_op("rootdk::ready_made", mutates_args=())  # type: ignore[untyped-decorator]
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
 def ready_made(
-    symbols: Sequence[Tensor], module: str, constructor: str, arguments: str, arrays: Sequence[Tensor],
+    symbols: Sequence[Tensor], module: str, constructor: str, words: str, arrays: Sequence[Tensor],
     whole: Sequence[int], real: Sequence[float],
 ) -> Tensor:  # fmt: skip
     """What a ready-made mask or score gives for ``symbols``: (score,) b, h, q, kv.
 
-    ``arguments`` are words: "array", "int" and "float" for the next of those lists, "None", or a string itself.
+    ``words`` are the arguments: "array", "int" and "float" for the next of those lists, "None", or a string itself.
     """
-    _never()
+    if len(symbols) == len(INDICES):
+        return torch.empty((), dtype=torch.bool)
+    return _depending(torch.empty((), dtype=symbols[0].dtype), symbols[0], *arrays)
 
 
-@ready_made.register_fake  # type: ignore[untyped-decorator]
-def _(symbols: Sequence[Tensor], *_: Any) -> Tensor:
-    return symbols[0].new_empty((), dtype=torch.bool if len(symbols) == len(INDICES) else symbols[0].dtype)
-
-
-@torch.library.custom_op("rootdk::call", mutates_args=())  # type: ignore[untyped-decorator]
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
 def call(
     query: Tensor, key: Tensor, value: Tensor, score: Tensor | None, visible: Tensor | None, bias: Tensor | None,
     sinks: Tensor | None, seed: Tensor | None, dropout_p: float, scale: float | None, memory: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Output and LSE, by the score and the visibility that were computed of the symbols."""
-    _never()
+    lse = query.new_empty(query.shape[:-1], dtype=accumulator(query.dtype))
+    tensors = query, key, value, score, bias, sinks
+    return _depending(empty_output(query, value, memory), *tensors), _depending(lse, *tensors)
 
 
-@call.register_fake  # type: ignore[untyped-decorator]
-def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return empty_output(query, value, rest[-1]), query.new_empty(query.shape[:-1], dtype=accumulator(query.dtype))
+def _depending(result: Tensor, *tensors: Tensor | None) -> Tensor:
+    """``result`` as autograd and transforms of torch.func take it that is computed of ``tensors``."""
+    for tensor in tensors:
+        if tensor is not None and tensor.is_floating_point():
+            result = result + tensor.sum().to(result.dtype)
+    return result
 
 
 class Indexing(TorchFunctionMode):  # type: ignore[misc]  # untyped where torch isn't installed

@@ -86,10 +86,10 @@ def differentiable(needs: Sequence[bool], arrays: Sequence[Tensor], sinks_need: 
 
 def empty_output(query: Tensor, value: Tensor, memory: str) -> Tensor:
     """Uninitialised [*batch, heads, q_len, d_v], its dimensions in memory in the order that ``memory`` says."""
+    if memory == "query" and value.shape[-1] == query.shape[-1]:
+        return torch.empty_like(query)
     shape = (*query.shape[:-1], value.shape[-1])
     if memory == "query":
-        if shape[-1] == query.shape[-1]:
-            return torch.empty_like(query)
         order = sorted(range(query.ndim), key=lambda axis: (-query.stride(axis), axis))
     elif memory == "bhsd":
         return query.new_empty(shape)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from rootdk.frontends.torch import calls, compiled, watched
 from rootdk.frontends.torch.arguments import Inputs, Options
-from rootdk.frontends.torch.modes import cast_for_autocast, outside_graphs
+from rootdk.frontends.torch.modes import cast_for_autocast
 from rootdk.frontends.torch.modes import watched as is_watched
 from rootdk.frontends.torch.operators import empty_output
+from rootdk.frontends.torch.tensors import is_plain
 
 __all__ = ["attend"]
 
@@ -23,19 +24,24 @@ def attend(
 
     All is differentiable that is so in ``calls.attend``.
     """
-    inputs = cast_for_autocast(*inputs)
+    query, key, value = inputs
     memory = "query" if like_query else options.layout
+    if is_watched() or not (is_plain(query) and is_plain(key) and is_plain(value)):
+        return _by_other_ways(inputs, options, memory)
+    if torch.is_autocast_enabled("cpu"):
+        inputs = cast_for_autocast(*inputs)
+    output = empty_output(inputs[0], value, memory) if like_query else None
+    return calls.attend_plain(inputs, options, output=output, return_lse=return_lse)
+
+
+def _by_other_ways(inputs: Inputs, options: Options, memory: str) -> tuple[Tensor, Tensor | None]:
+    inputs = cast_for_autocast(*inputs)
     if torch.compiler.is_dynamo_compiling():
         return compiled.attend(inputs, options, memory, _canonical)
-    return _attend(inputs, options, memory, return_lse)
-
-
-@outside_graphs
-def _attend(inputs: Inputs, options: Options, memory: str, return_lse: bool) -> tuple[Tensor, Tensor | None]:
     if is_watched() or any(map(_elsewhere, inputs)):
         return watched.attend(inputs, options, memory)
     output = empty_output(inputs[0], inputs[2], memory) if memory == "query" else None
-    return calls.attend(inputs, options, output=output, return_lse=return_lse)
+    return calls.attend(inputs, options, output=output, return_lse=True)
 
 
 def _canonical(inputs: Inputs, options: Options, memory: str) -> tuple[Tensor, Tensor | None]:
