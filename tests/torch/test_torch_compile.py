@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import AuxRequest
+from torch.utils.checkpoint import checkpoint
 
 import rootdk
 from rootdk.torch import create_block_mask, flex_attention
@@ -176,6 +177,37 @@ def test_dropout_without_a_seed_follows_torchs_generator():
     torch.manual_seed(0)
     assert torch.equal(compiled(X), first)
     assert not torch.equal(first, second)
+
+
+def one_table(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    return flex_attention(x, x.cos(), x, lambda score, b, h, q, kv: score + table[h, q - kv + 10])
+
+
+INSIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": torch.func.grad(lambda x, table: one_table(x, table).sin().sum(), (0, 1)),
+    "vmap": torch.func.vmap(lambda x, table: one_table(x[None], table), (0, None)),
+    "gradients for each example": torch.func.vmap(
+        torch.func.grad(lambda x, table: one_table(x[None], table).sin().sum(), (0, 1)), (0, None)
+    ),
+    "autocast": torch.autocast("cpu", torch.bfloat16)(one_table),
+    "no gradients": torch.no_grad()(one_table),
+}
+
+
+@pytest.mark.parametrize("call", INSIDE.values(), ids=INSIDE.keys())
+def test_transforms_and_modes_inside_compiled_code(call: Callable[[Any, Any], Any]):
+    compiled = torch.compile(lambda x, table: call(x, table), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X, TABLE), call(X, TABLE))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_checkpoints_inside_compiled_code(fullgraph: bool):
+    def call(x: torch.Tensor, table: torch.Tensor) -> Any:
+        return checkpoint(one_table, x, table, use_reentrant=False)
+
+    # without it Dynamo leaves what is checkpointed out of its graph, as indexing enters a mode of torch's there
+    with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=fullgraph):
+        check(call, torch.compile(call, fullgraph=fullgraph, backend="aot_eager"))
 
 
 def test_what_dynamo_cannot_follow_breaks_the_graph_and_stays_right():
