@@ -1,7 +1,5 @@
 """The public calls: they look at what kind of arrays came, and hand over to that library's front end."""
 
-import importlib
-from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +13,24 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "attention_vjp", "plan"]
 
-_FRONTENDS = {"torch": "rootdk.frontends.torch"}
+_loaded: dict[type, ModuleType] = {}
 
 
-@lru_cache(maxsize=64)
 def _frontend(kind: type) -> ModuleType:
     """The front end for arrays of type ``kind``; a framework's is imported when the first of its arrays arrives."""
+    found = _loaded[kind] = _load(kind)
+    return found
+
+
+def _load(kind: type) -> ModuleType:
     if issubclass(kind, np.ndarray):
         return numpy_frontend
-    library = kind.__module__.partition(".")[0]
-    if library not in _FRONTENDS:
-        raise DTypeError(
-            f"query: expected an array of NumPy or torch, got {kind.__name__}; convert it: np.asarray(query)"
-        )
-    return importlib.import_module(_FRONTENDS[library])
+    if kind.__module__.partition(".")[0] == "torch":
+        # a statement, which torch's compiler can follow, unlike importlib
+        from rootdk.frontends import torch as torch_frontend
+
+        return torch_frontend
+    raise DTypeError(f"query: expected an array of NumPy or torch, got {kind.__name__}; convert it: np.asarray(query)")
 
 
 def attention(
@@ -69,7 +71,7 @@ def attention(
     array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
     """
-    return _frontend(query.__class__).attention(
+    return (_loaded.get(query.__class__) or _frontend(query.__class__)).attention(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip
@@ -100,7 +102,7 @@ def attention_vjp(
     array([[1., 1.],
            [1., 1.]], dtype=float32)
     """
-    return _frontend(query.__class__).attention_vjp(
+    return (_loaded.get(query.__class__) or _frontend(query.__class__)).attention_vjp(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip
@@ -122,7 +124,7 @@ def plan(
     >>> plan(x, x, x, mask=rootdk.causal()).tiles.skipped
     5632
     """
-    planned: Plan = _frontend(query.__class__).plan(
+    planned: Plan = (_loaded.get(query.__class__) or _frontend(query.__class__)).plan(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip

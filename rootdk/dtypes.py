@@ -6,8 +6,8 @@ from enum import Enum
 import numpy as np
 
 __all__ = [
-    "BFLOAT16", "BFLOAT16_BITS", "FLOAT16", "FLOAT32", "FLOAT64", "FLOATS", "DType", "Kind", "from_float64", "of",
-    "to_float64",
+    "BFLOAT16", "BFLOAT16_BITS", "FLOAT16", "FLOAT32", "FLOAT64", "FLOATS", "DType", "Kind", "from_float64", "named",
+    "of", "to_float64",
 ]  # fmt: skip
 
 
@@ -45,6 +45,11 @@ _BY_NAME = {dtype.name: dtype for dtype in (*FLOATS, *_INTEGERS, DType("bool", 1
 # NumPy has no bfloat16. ml_dtypes adds one, named "bfloat16"; where it is not installed (torch brings bfloat16
 # tensors without it) the raw bits travel under this structured type, so that nothing needs ml_dtypes to run.
 BFLOAT16_BITS = np.dtype([("bfloat16", "<u2")])
+
+
+def named(name: str) -> DType:
+    """The element type that is called ``name``."""
+    return _BY_NAME[name]
 
 
 def of(array: np.ndarray) -> DType | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
 from rootdk.mods.lang import Align, check_align, is_array, position, sizes
-from rootdk.mods.values import FunctionMask, Mask, as_mask
+from rootdk.mods.values import FunctionMask, Made, Mask, as_mask
 
 __all__ = ["causal", "documents", "lengths", "mask", "prefix_lm", "sink_tokens", "sliding_window"]
 
@@ -38,7 +38,7 @@ def _causal(align: Align) -> Mask:
     def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx <= position(q_idx, align)
 
-    return FunctionMask(causal, f"causal({_shown(align=align)})")
+    return FunctionMask(causal, f"causal({_shown(align=align)})", Made(__name__, "causal", (align,)))
 
 
 def sliding_window(left: int | None, right: int | None = 0, align: Align = None) -> Mask:
@@ -70,7 +70,11 @@ def _sliding_window(left: int | None, right: int | None, align: Align) -> Mask:
             visible = (kv_idx <= at + right) & visible
         return visible
 
-    return FunctionMask(sliding_window, f"sliding_window({left}, {right}{_shown(', ', align=align)})")
+    return FunctionMask(
+        sliding_window,
+        f"sliding_window({left}, {right}{_shown(', ', align=align)})",
+        Made(__name__, "sliding_window", (left, right, align)),
+    )
 
 
 def prefix_lm(length: Any, align: Align = None) -> Mask:
@@ -95,7 +99,9 @@ def _prefix_lm(length: int, align: Align) -> Mask:
     def prefix_lm(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx < length) | (kv_idx <= position(q_idx, align))
 
-    return FunctionMask(prefix_lm, f"prefix_lm({length}{_shown(', ', align=align)})")
+    return FunctionMask(
+        prefix_lm, f"prefix_lm({length}{_shown(', ', align=align)})", Made(__name__, "prefix_lm", (length, align))
+    )
 
 
 def _prefix_lm_per_batch(length: Any, align: Align) -> Mask:
@@ -103,7 +109,11 @@ def _prefix_lm_per_batch(length: Any, align: Align) -> Mask:
         _check_length("length", length, sizes(b).batch, "batch")
         return (kv_idx < length[b]) | (kv_idx <= position(q_idx, align))
 
-    return FunctionMask(prefix_lm, f"prefix_lm({_array_text(length)}{_shown(', ', align=align)})")
+    return FunctionMask(
+        prefix_lm,
+        f"prefix_lm({_array_text(length)}{_shown(', ', align=align)})",
+        Made(__name__, "prefix_lm", (length, align)),
+    )
 
 
 def documents(ids: Any, kv_ids: Any = None) -> Mask:
@@ -134,7 +144,11 @@ def documents(ids: Any, kv_ids: Any = None) -> Mask:
         key = kv_ids[b, kv_idx] if len(kv_ids.shape) == 2 else kv_ids[kv_idx]
         return (query == key) & (query >= 0)
 
-    return FunctionMask(documents, f"documents({_array_text(ids)})")
+    return FunctionMask(
+        documents,
+        f"documents({_array_text(ids)})",
+        Made(__name__, "documents", (ids, None if kv_ids is ids else kv_ids)),
+    )
 
 
 def lengths(kv_lengths: Any) -> Mask:
@@ -152,7 +166,7 @@ def lengths(kv_lengths: Any) -> Mask:
         _check_length("kv_lengths", kv_lengths, sizes(b).batch, "batch")
         return kv_idx < kv_lengths[b]
 
-    return FunctionMask(lengths, f"lengths({_array_text(kv_lengths)})")
+    return FunctionMask(lengths, f"lengths({_array_text(kv_lengths)})", Made(__name__, "lengths", (kv_lengths,)))
 
 
 def sink_tokens(count: int) -> Mask:
@@ -172,7 +186,7 @@ def _sink_tokens(count: int) -> Mask:
     def sink_tokens(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return kv_idx < count
 
-    return FunctionMask(sink_tokens, f"sink_tokens({count})")
+    return FunctionMask(sink_tokens, f"sink_tokens({count})", Made(__name__, "sink_tokens", (count,)))
 
 
 def mask(function_or_array: Callable[..., Any] | Any) -> Mask:

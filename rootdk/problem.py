@@ -16,7 +16,7 @@ from rootdk.errors import DTypeError, ShapeError
 from rootdk.mods.expr import Graph
 from rootdk.score_graph import ScoreMods, trace_mods
 
-__all__ = ["Bound", "Operands", "Problem", "bind"]
+__all__ = ["Bound", "Operands", "Problem", "bind", "check_inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,12 @@ def bind(
     Returns views of the caller's arrays, never copies of them. Raises a ``RootdkError`` that names the argument, what
     was expected, what came, and what to do.
     """
-    dtype = _shared_dtype(query, key, value)
-    inputs = _Inputs((query, key, value), arguments.as_layout(layout))
-    batch_shape = _check_shapes(inputs)
+    dtype, inputs, batch_shape = check_inputs(query, key, value, layout)
     query_view, key_view, value_view = (_broadcast(view, batch_shape) for view in inputs.views)
     heads, q_len, d_k = query_view.shape[-3:]
     kv_heads, kv_len, d_v = value_view.shape[-3:]
+    if bias is not None:
+        arguments.check_bias(bias)
     mods = trace_mods(ScoreMods(mask, bias, score_mod), (*batch_shape, heads, q_len, kv_len))
     probability = arguments.as_probability("dropout_p", dropout_p)
     sink_logits = arguments.as_sinks(sinks, heads, dtype.accumulator)
@@ -206,6 +206,15 @@ def bind(
         seed=number,
     )
     return Bound(problem, operands, layout, headless=query.ndim == key.ndim == value.ndim == 2)
+
+
+def check_inputs(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, layout: str
+) -> tuple[DType, "_Inputs", tuple[int, ...]]:
+    """The dtype, the arrays as views, and the batch dimensions that they broadcast to, once every rule holds."""
+    dtype = _shared_dtype(query, key, value)
+    inputs = _Inputs((query, key, value), arguments.as_layout(layout))
+    return dtype, inputs, _check_shapes(inputs)
 
 
 def _shared_dtype(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> DType:

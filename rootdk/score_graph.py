@@ -7,6 +7,7 @@ after. Bias and dense boolean masks are gathers of captured arrays like any othe
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from rootdk.mods.score_mask import with_score_mask
 from rootdk.mods.trace import Sym, Traced, Tracer
 from rootdk.mods.values import Mask, Score, as_mask, as_score
 
-__all__ = ["ScoreMods", "TracedMods", "trace_mods"]
+__all__ = ["ScoreMods", "TracedMods", "finish", "hidden_stays_hidden", "trace_mods"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,35 +45,59 @@ class TracedMods:
 _UNCHANGED = TracedMods(Traced(Graph(), (), (), (), {}))
 
 
-def trace_mods(mods: ScoreMods, shape: tuple[int, ...]) -> TracedMods:
-    """Check and trace ``mods`` for scores of ``shape`` = [*batch, heads, q_len, kv_len]."""
+def trace_mods(mods: ScoreMods, shape: tuple[int, ...], new_tracer: Callable[..., Tracer] = Tracer) -> TracedMods:
+    """Check and trace ``mods`` for scores of ``shape`` = [*batch, heads, q_len, kv_len].
+
+    What was traced before, a ``TracedMods`` in the place of the score functions, is everything then.
+    """
+    if isinstance(mods.score_mod, TracedMods):
+        return mods.score_mod
     if mods.mask is None and mods.bias is None and mods.score_mod is None:
         return _UNCHANGED
     # all is checked before the first of the user's functions runs
     steps, mask = _score_steps(mods.score_mod), _mask(mods.mask)
-    if mods.bias is not None:
-        arguments.check_bias(mods.bias)
-    elif (mask is None or mask.fixed) and all(step.fixed for step in steps):
+    if mods.bias is None and (mask is None or mask.fixed) and all(step.fixed for step in steps):
         return _trace_fixed(steps, mask, shape)
-    return _trace(steps, mods.bias, mask, shape)
+    return _trace(steps, mods.bias, mask, _started(new_tracer, shape))
 
 
 @functools.lru_cache(maxsize=256)
 def _trace_fixed(steps: tuple[Score, ...], mask: Mask | None, shape: tuple[int, ...]) -> TracedMods:
     """What ready-made masks and scores come to; tracing them takes longer than all else that a small call does."""
-    return _trace(steps, None, mask, shape)
+    return _trace(steps, None, mask, _started(Tracer, shape))
 
 
-def _trace(
-    steps: tuple[Score, ...], bias_array: np.ndarray | None, mask: Mask | None, shape: tuple[int, ...]
-) -> TracedMods:
+def _started(new_tracer: Callable[..., Tracer], shape: tuple[int, ...]) -> Tracer:
     *batch_shape, heads, q_len, kv_len = shape
-    tracer = Tracer(q_len, kv_len, heads, tuple(batch_shape))
-    score, bias = _trace_score(tracer, steps, bias_array)
+    return new_tracer(q_len, kv_len, heads, tuple(batch_shape))
+
+
+def _trace(steps: tuple[Score, ...], bias: Any, mask: Mask | None, tracer: Tracer) -> TracedMods:
+    score = tracer.score
+    for number, step in enumerate(steps):
+        changed = step.trace(tracer, score, *tracer.indices)
+        score = changed if number == 0 else hidden_stays_hidden(score, changed)
+    # the bias is read before the mask, so that slots have one order
+    score, view = _with_bias(tracer, score, bias, changed=bool(steps))
     visible = None if mask is None else mask.trace(tracer, *tracer.indices)
+    return _finished(tracer, score, visible, view)
+
+
+def hidden_stays_hidden(score: Any, changed: Any) -> Any:
+    """``changed``, but -inf where ``score`` was before a further score function."""
+    return lang.where(score == -math.inf, -math.inf, changed)
+
+
+def finish(tracer: Tracer, score: Sym | None, visible: Sym | None, bias: Any) -> TracedMods:
+    """What was traced: the modified score and who is visible, where there is either, with the bias to be added."""
+    score, view = _with_bias(tracer, tracer.score if score is None else score, bias, changed=score is not None)
+    return _finished(tracer, score, visible, view)
+
+
+def _finished(tracer: Tracer, score: Sym, visible: Sym | None, bias: Any) -> TracedMods:
     traced = tracer.finish(score, visible)
     traced = replace(traced, graph=with_score_mask(traced.graph))
-    slot = None if bias is None else next(slot for slot, array in enumerate(traced.arrays) if array is bias)
+    slot = None if bias is None else next(slot for slot, source in enumerate(traced.sources) if source is bias)
     return TracedMods(traced, slot)
 
 
@@ -88,19 +113,13 @@ def _mask(mask: Any) -> Mask | None:
     return None if mask is None else as_mask(mask)
 
 
-def _trace_score(
-    tracer: Tracer, steps: tuple[Score, ...], bias: np.ndarray | None
-) -> tuple[Sym | None, np.ndarray | None]:
-    """The score after every step and the bias, and the view that the graph reads the bias through."""
-    score = tracer.score
-    for number, step in enumerate(steps):
-        changed = step.trace(tracer, score, *tracer.indices)
-        score = changed if number == 0 else lang.where(score == -math.inf, -math.inf, changed)
+def _with_bias(tracer: Tracer, score: Sym, bias: Any, *, changed: bool) -> tuple[Sym, Any]:
+    """The score with the bias, and the view that the graph reads the bias through."""
     if bias is None:
-        return (score if steps else None), None
+        return score, None
     added, view = dense(tracer, bias, "bias")
     # -inf hides even where the score is NaN or inf, which the sum would not
     hidden = added == -math.inf
-    if steps:
+    if changed:
         hidden = hidden | (score == -math.inf)
     return lang.where(hidden, -math.inf, score + added), view

@@ -9,7 +9,7 @@ import numpy as np
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
 from rootdk.mods.lang import Align, absolute, array, check_align, clip, is_array, position, sizes, tanh
-from rootdk.mods.values import Score, as_score
+from rootdk.mods.values import Made, Score, as_score
 
 __all__ = ["alibi", "alibi_slopes", "relative_bias", "score", "softcap"]
 
@@ -42,7 +42,8 @@ def _softcap_of(cap: Any) -> Score:
     def softcap(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return cap * tanh(score / cap)
 
-    return Score(softcap, f"softcap({cap if isinstance(cap, float) else 'array'})")
+    text = f"softcap({cap if isinstance(cap, float) else 'array'})"
+    return Score(softcap, text, Made(__name__, "softcap", (cap,)))
 
 
 def alibi(slopes: Any = None, align: Align = None) -> Score:
@@ -66,7 +67,8 @@ def _paper_alibi(align: Align) -> Score:
         slopes = array(h, alibi_slopes(sizes(h).heads), "slopes")
         return score - slopes[h] * absolute(position(q_idx, align) - kv_idx)
 
-    return Score(alibi, "alibi()" if align is None else f"alibi(align={align!r})")
+    text = "alibi()" if align is None else f"alibi(align={align!r})"
+    return Score(alibi, text, Made(__name__, "alibi", (None, align)))
 
 
 def _alibi(slopes: Any, align: Align) -> Score:
@@ -74,7 +76,8 @@ def _alibi(slopes: Any, align: Align) -> Score:
         _check_heads("slopes", slopes, sizes(h).heads)
         return score - slopes[h] * absolute(position(q_idx, align) - kv_idx)
 
-    return Score(alibi, f"alibi({slopes.dtype} {list(slopes.shape)})")
+    text = f"alibi({slopes.dtype} {list(slopes.shape)})"
+    return Score(alibi, text, Made(__name__, "alibi", (slopes, align)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -114,7 +117,8 @@ def relative_bias(table: Any, align: Align = None) -> Score:
         _check_heads("table", table, sizes(h).heads)
         return score + table[h, clip(kv_idx - position(q_idx, align), -reach, reach) + reach]
 
-    return Score(relative_bias, f"relative_bias({table.dtype} {list(table.shape)})")
+    text = f"relative_bias({table.dtype} {list(table.shape)})"
+    return Score(relative_bias, text, Made(__name__, "relative_bias", (table, align)))
 
 
 def score(function: Callable[..., Any]) -> Score:

@@ -2,8 +2,7 @@
 
 import math
 from itertools import combinations
-
-import numpy as np
+from typing import Any
 
 from rootdk.errors import ShapeError
 from rootdk.mods.symbols import Sym
@@ -12,14 +11,14 @@ from rootdk.mods.trace import Tracer
 __all__ = ["dense"]
 
 
-def dense(tracer: Tracer, array: np.ndarray, name: str) -> tuple[Sym, np.ndarray]:
+def dense(tracer: Tracer, array: Any, name: str) -> tuple[Sym, Any]:
     """The element that ``array`` holds for a pair, and the view that it is read through.
 
     The shape must broadcast to [*batch_shape, heads, q_len, kv_len], or it is a ShapeError. A dimension of size 1 is
     broadcast: nothing indexes it, and the view lacks it. The view is a new array even when its shape is the same, so
     that an array which a function captures too has a slot, hence a gradient, of its own.
     """
-    _check_broadcast(name, array.shape, (*tracer.batch_shape, tracer.heads, tracer.q_len, tracer.kv_len))
+    _check_broadcast(name, tuple(array.shape), (*tracer.batch_shape, tracer.heads, tracer.q_len, tracer.kv_len))
     b, h, q, kv = tracer.indices
     axes = [axis for axis in range(array.ndim) if array.shape[axis] != 1]
     view = array.squeeze(tuple(axis for axis in range(array.ndim) if array.shape[axis] == 1))[...]

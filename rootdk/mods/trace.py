@@ -58,8 +58,12 @@ class Tracer:
             known = self._captured[id(array)] = array, self._array(array, name)
         return known[1]
 
+    def view(self, source: Any, name: str) -> np.ndarray:
+        """A captured array as an ndarray of the same memory."""
+        return as_ndarray(source, name)
+
     def _array(self, source: Any, name: str) -> Any:
-        view = as_ndarray(source, name)
+        view = self.view(source, name)
         dtype = dtypes.of(view)
         if dtype is None:
             raise DTypeError(
@@ -110,9 +114,10 @@ class Tracer:
                 raise ModError(f"{what} {name}: expected {expected}, positional arguments all; {error}") from error
             error.add_note(f"raised while rootdk traced {what} {name}{_defined(function)}")
             raise
-        return self._result(result, f"{what} {name}{_defined(function)}", what)
+        return self.result(result, f"{what} {name}{_defined(function)}", what)
 
-    def _result(self, result: Any, label: str, what: str) -> Sym:
+    def result(self, result: Any, label: str, what: str) -> Sym:
+        """What a function returned, as a symbol of the kind that ``what`` asks for."""
         if result is None:
             raise ModError(f"{label} returned None; end it with `return` and the value")
         if isinstance(result, list | tuple | dict | str):
@@ -219,10 +224,14 @@ class Tracer:
         if any(self.builder.nodes[node].op in ("score", "index") for node in reached):
             return None
         traced = self.finish(None, symbol)
-        values = evaluate(traced.graph, traced.constants, traced.arrays, b=0, h=0, q=0, kv=0)
+        values = evaluate(traced.graph, traced.constants, self.numbers(traced), b=0, h=0, q=0, kv=0)
         if values.outside:
             raise refuse("a captured array was indexed out of bounds", "use an index that it has")
         return values[-1].item() if traced.graph.nodes else True
+
+    def numbers(self, traced: Traced) -> tuple[np.ndarray, ...]:
+        """The captured arrays, to be read while tracing."""
+        return traced.arrays
 
     def named(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """The result of the function that the tables call ``name``."""

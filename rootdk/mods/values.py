@@ -1,20 +1,40 @@
 """Masks and score functions as values: made once, combined, and traced at each call."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
-from inspect import signature
 from typing import Any
 
 import numpy as np
 
 from rootdk.errors import ArgumentError, DTypeError
 from rootdk.mods.dense import dense
-from rootdk.mods.foreign import as_ndarray, is_array
+from rootdk.mods.foreign import is_array
 from rootdk.mods.picture import Picture, draw
 from rootdk.mods.trace import Sym, Tracer
 
-__all__ = ["Mask", "Score", "as_mask"]
+__all__ = [
+    "Combined", "DenseMask", "FunctionMask", "Inverted", "Made", "Mask", "Score", "as_mask", "as_score", "made_again",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """How a ready-made mask or score is made again: its constructor, by module and name, and the arguments."""
+
+    module: str
+    constructor: str
+    arguments: tuple[Any, ...]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the arguments are numbers only."""
+        return all(isinstance(argument, int | float | str | None) for argument in self.arguments)
+
+
+def made_again(module: str, constructor: str, arguments: tuple[Any, ...]) -> Any:
+    """A mask or score of what ``Made`` holds."""
+    return getattr(import_module(module), constructor)(*arguments)
 
 
 class Mask:
@@ -54,19 +74,19 @@ class Mask:
         return draw(self, (batch, heads, q_len, q_len if kv_len is None else kv_len), b, h)
 
     def __and__(self, other: Any) -> "Mask":
-        return _Combined("&", self, as_mask(other))
+        return Combined("&", self, as_mask(other))
 
     def __rand__(self, other: Any) -> "Mask":
-        return _Combined("&", as_mask(other), self)
+        return Combined("&", as_mask(other), self)
 
     def __or__(self, other: Any) -> "Mask":
-        return _Combined("|", self, as_mask(other))
+        return Combined("|", self, as_mask(other))
 
     def __ror__(self, other: Any) -> "Mask":
-        return _Combined("|", as_mask(other), self)
+        return Combined("|", as_mask(other), self)
 
     def __invert__(self) -> "Mask":
-        return _Inverted(self)
+        return Inverted(self)
 
     def __bool__(self) -> bool:
         raise ArgumentError("mask: a mask has no truth value; combine masks with & | ~, not with and, or, not")
@@ -78,10 +98,12 @@ class FunctionMask(Mask):
 
     function: Callable[..., Any]
     text: str
+    made: Made | None = field(default=None, compare=False)
+    """Of a ready-made one. What a user's function reads through globals and objects may change between calls."""
 
     @property
     def fixed(self) -> bool:
-        return _captures_numbers_only(self.function)
+        return self.made is not None and self.made.fixed
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         return tracer.call(self.function, b, h, q, kv, what="mask")
@@ -94,18 +116,22 @@ class FunctionMask(Mask):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class _Dense(Mask):
+class DenseMask(Mask):
+    """A boolean array over pairs as a mask."""
+
     array: Any
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
-        return dense(tracer, as_ndarray(self.array, "mask"), "mask")[0]
+        return dense(tracer, self.array, "mask")[0]
 
     def __repr__(self) -> str:
         return f"mask(array of shape {tuple(self.array.shape)})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Combined(Mask):
+class Combined(Mask):
+    """Two masks under & or |."""
+
     operator: str
     left: Mask
     right: Mask
@@ -123,12 +149,14 @@ class _Combined(Mask):
         return f"{self._side(self.left)} {self.operator} {self._side(self.right)}"
 
     def _side(self, mask: Mask) -> str:
-        mixed = isinstance(mask, _Combined) and mask.operator != self.operator
+        mixed = isinstance(mask, Combined) and mask.operator != self.operator
         return f"({mask!r})" if mixed else repr(mask)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class _Inverted(Mask):
+class Inverted(Mask):
+    """What ``mask`` hides."""
+
     mask: Mask
 
     @property
@@ -140,7 +168,7 @@ class _Inverted(Mask):
         return hidden
 
     def __repr__(self) -> str:
-        return f"~({self.mask!r})" if isinstance(self.mask, _Combined) else f"~{self.mask!r}"
+        return f"~({self.mask!r})" if isinstance(self.mask, Combined) else f"~{self.mask!r}"
 
 
 def as_mask(value: Any) -> Mask:
@@ -149,7 +177,7 @@ def as_mask(value: Any) -> Mask:
         return value
     if is_array(value):
         _check_boolean(value)
-        return _Dense(value)
+        return DenseMask(value)
     if isinstance(value, Score):
         raise ArgumentError("mask: expected a mask, got a score function; pass it as score_mod=")
     if not callable(value):
@@ -182,11 +210,12 @@ class Score:
 
     function: Callable[..., Any]
     text: str
+    made: Made | None = field(default=None, compare=False)
 
     @property
     def fixed(self) -> bool:
         """As of a mask."""
-        return _captures_numbers_only(self.function)
+        return self.made is not None and self.made.fixed
 
     def trace(self, tracer: Tracer, score: Sym, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         """The score of key ``kv`` for query ``q``, as a float symbol."""
@@ -212,36 +241,12 @@ def as_score(value: Any) -> Score:
     return Score(value, f"score({_name(value)})")
 
 
-def _ready_made(function: Any) -> bool:
-    return getattr(function, "__module__", None) in ("rootdk.masks", "rootdk.scores")
-
-
 def _reduced(value: FunctionMask | Score) -> tuple[Any, ...]:
-    """For pickle and copy: how to make ``value`` again.
-
-    A ready-made function is local to its constructor, bears its name and captures its arguments, so that is called once
-    more; any other function must be found by its name.
-    """
-    function = value.function
-    if not _ready_made(function):
-        return type(value), (function, value.text)
-    contents = [cell.cell_contents for cell in function.__closure__ or ()]
-    captured = dict(zip(function.__code__.co_freevars, contents, strict=True))
-    return _made_again, (function.__module__, function.__name__, captured)
-
-
-def _made_again(module: str, name: str, captured: dict[str, Any]) -> FunctionMask | Score:
-    constructor = getattr(import_module(module), name)
-    wanted = signature(constructor).parameters
-    made: FunctionMask | Score = constructor(**{name: captured[name] for name in wanted if name in captured})
-    return made
-
-
-def _captures_numbers_only(function: Any) -> bool:
-    # only of ready-made functions: what a user's own reads through globals and objects may change between calls
-    if not _ready_made(function):
-        return False
-    return all(isinstance(cell.cell_contents, int | float | str | None) for cell in function.__closure__ or ())
+    """For pickle and copy: how to make ``value`` again; a function of the user's must be found by its name."""
+    made = value.made
+    if made is None:
+        return type(value), (value.function, value.text)
+    return made_again, (made.module, made.constructor, made.arguments)
 
 
 def _name(function: Any) -> str:

@@ -22,16 +22,25 @@ def learned(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 QUERY, KEY, VALUE = random(2, 4, 9, 16), random(2, 4, 7, 16), random(2, 4, 7, 16, seed=1)
+BY_LENGTH = random(2, 9, 4, 16).transpose(1, 2)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        (*learned(QUERY, KEY, VALUE), None, None, 0.0, "start", None),
-        (*learned(QUERY, KEY, VALUE), random(9, 7).requires_grad_(), None, 0.0, "", 0.3),
-        (*learned(QUERY, KEY[:, :2], VALUE[:, :2]), random(9, 7) > 0, None, 0.0, "", None),
-        (*learned(QUERY, KEY, VALUE), None, torch.tensor(3), 0.5, "", None),
-        (*learned(random(2, 9, 4, 16).transpose(1, 2), KEY, VALUE[..., :3]), None, None, 0.0, "", None),
+        (*learned(QUERY, KEY, VALUE), [], None, None, "dense start ", 0.0, None, "query"),
+        (*learned(QUERY, KEY, VALUE), learned(random(9, 7)), None, None, "dense  bias", 0.0, 0.3, "query"),
+        (*learned(QUERY, KEY[:, :2], VALUE[:, :2]), [random(9, 7) > 0], None, None, "dense  mask", 0.0, None, "bhsd"),
+        (*learned(QUERY, KEY, VALUE), [], None, torch.tensor(3), "dense  ", 0.5, None, "bshd"),
+        (
+            *learned(random(2, 9, 4, 16).transpose(1, 2), KEY, VALUE[..., :3]),
+            [],
+            *[None] * 2,
+            "dense  ",
+            0.0,
+            None,
+            "query",
+        ),
     ],
     ids=["causal", "bias", "grouped", "dropout", "strides"],
 )
@@ -78,12 +87,6 @@ def test_compiled_code_leaves_functions_of_the_users_to_rootdk():
 
     compiled = torch.compile(function, backend="aot_eager")
     torch.testing.assert_close(compiled(QUERY), function(QUERY))
-
-
-def test_transforms_of_torch_func_are_refused_where_functions_are_traced():
-    with pytest.raises(rootdk.ArgumentError, match=r"torch\.func") as caught:
-        torch.func.grad(lambda x: flex_attention(x, x, x).sum())(QUERY)
-    assert isinstance(caught.value, RuntimeError)
 
 
 def test_exported():

@@ -4,9 +4,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rootdk.frontends.torch.arguments import Options, bind
-from rootdk.frontends.torch.calls import attend
 from rootdk.frontends.torch.errors import runtime_errors
 from rootdk.frontends.torch.modes import outside_graphs
+from rootdk.frontends.torch.routes import attend
 
 if TYPE_CHECKING:
     from rootdk.planning.plan import Plan
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["attention", "plan"]
 
 
-@outside_graphs
 @runtime_errors
 def attention(query: Any, key: Any, value: Any, *, return_lse: bool = False, **options: Any) -> Any:
     """Output, or (output, LSE), of one call on tensors."""

@@ -1,6 +1,6 @@
 """A call's arguments as torch's users give them, and bound as the kernels take them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -8,12 +8,27 @@ from torch import Tensor
 
 from rootdk import problem
 from rootdk.frontends.torch.tensors import as_view
+from rootdk.mods import graph_text
 from rootdk.problem import Bound
+from rootdk.score_graph import TracedMods
 
-__all__ = ["Inputs", "Options", "accumulator", "bind", "empty_lse"]
+__all__ = ["Inputs", "Options", "WrittenMods", "accumulator", "bind", "empty_lse"]
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 """Query, key and value."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenMods:
+    """A traced function as text, with the tensors that it reads."""
+
+    text: str
+    arrays: tuple[Tensor, ...]
+
+    def read(self) -> TracedMods:
+        traced = graph_text.read(self.text)
+        views = tuple(as_view(name, array) for name, array in zip(traced.names, self.arrays, strict=True))
+        return TracedMods(replace(traced, arrays=views, sources=self.arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +56,8 @@ def bind(inputs: Inputs, options: Options) -> Bound:
     for name in ("mask", "bias", "sinks"):
         if isinstance(given[name], Tensor):
             given[name] = as_view(name, given[name])
+    if isinstance(options.score_mod, WrittenMods):
+        given["score_mod"] = options.score_mod.read()
     query, key, value = inputs
     return problem.bind(as_view("query", query), as_view("key", key), as_view("value", value), **given)
 

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rootdk.errors import ArgumentError, ShapeError
+from rootdk.frontends.torch.modes import watched
 from rootdk.frontends.torch.tensors import as_view
 from rootdk.mods.symbols import Sym
 from rootdk.mods.trace import Tracer
 from rootdk.mods.values import Mask
 
-__all__ = ["as_mask"]
+__all__ = ["Blocks", "as_mask", "block_table"]
 
 _PARTIAL, _FULL = 1, 2
 _LARGE = 1 << 30
@@ -21,10 +23,10 @@ _LARGE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class _Blocks(Mask):
+class Blocks(Mask):
     """A table [1 or batch, 1 or heads, query blocks, key blocks] of what is visible, and the rule of partial blocks."""
 
-    table: np.ndarray
+    table: np.ndarray | Tensor
     block: tuple[int, int]
     mask_mod: Callable[..., Any]
 
@@ -34,12 +36,15 @@ class _Blocks(Mask):
 
     def trace(self, tracer: Tracer, b: Sym, h: Sym, q: Sym, kv: Sym) -> Sym:
         table = tracer.array(self.table, "blocks")
+        visible: Sym = self.visible(table, tracer.call(self.mask_mod, b, h, q, kv, what="mask"), b, h, q, kv)
+        return visible
+
+    def visible(self, table: Any, rule: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        """Whether a pair is visible by ``table`` where ``rule`` is what mask_mod says."""
         batch, heads = self.table.shape[:2]
         status = table[b if batch > 1 else 0, h if heads > 1 else 0, q // self.block[0], kv // self.block[1]]
-        rule = tracer.call(self.mask_mod, b, h, q, kv, what="mask")
         # not status == _PARTIAL: a tile over blocks of both kinds is seen to be full where the rule shows it all
-        visible: Sym = (status == _FULL) | ((status >= _PARTIAL) & rule)
-        return visible
+        return (status == _FULL) | ((status >= _PARTIAL) & rule)
 
     def __repr__(self) -> str:
         return f"BlockMask of {list(self.table.shape)} blocks"
@@ -56,11 +61,33 @@ def as_mask(block_mask: Any, lengths: tuple[int, int]) -> Mask | None:
             f"block_mask: expected kv_num_blocks [batch, heads, query blocks] with at least {counts[0]} query blocks "
             f"of {block[0]} for q_len = {lengths[0]}, got shape {tuple(rows)}"
         )
-    table = np.zeros((*rows, counts[1]), np.uint8)
-    _enter(table, _PARTIAL, block_mask.kv_num_blocks, block_mask.kv_indices)
-    if block_mask.full_kv_num_blocks is not None:
-        _enter(table, _FULL, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
-    return _Blocks(table, (block[0], block[1]), block_mask.mask_mod)
+    listed = block_mask.kv_num_blocks, block_mask.kv_indices
+    full = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    table = (block_table if watched() else _table)(*listed, *full, counts[1])
+    return Blocks(table, (block[0], block[1]), block_mask.mask_mod)
+
+
+def _table(
+    num_blocks: Tensor, indices: Tensor, full_num_blocks: Tensor | None, full_indices: Tensor | None, columns: int
+) -> np.ndarray:
+    table = np.zeros((*num_blocks.shape, columns), np.uint8)
+    _enter(table, _PARTIAL, num_blocks, indices)
+    if full_num_blocks is not None:
+        _enter(table, _FULL, full_num_blocks, full_indices)
+    return table
+
+
+@torch.library.custom_op("rootdk::block_table", mutates_args=(), device_types="cpu")  # type: ignore[untyped-decorator]
+def block_table(
+    num_blocks: Tensor, indices: Tensor, full_num_blocks: Tensor | None, full_indices: Tensor | None, columns: int
+) -> Tensor:
+    """[batch, heads, query blocks, ``columns`` key blocks]: what is hidden, partial or full."""
+    return torch.from_numpy(_table(num_blocks, indices, full_num_blocks, full_indices, columns))
+
+
+@block_table.register_fake  # type: ignore[untyped-decorator]
+def _(num_blocks: Tensor, indices: Tensor, full_num_blocks: Any, full_indices: Any, columns: int) -> Tensor:
+    return num_blocks.new_empty((*num_blocks.shape, columns), dtype=torch.uint8)
 
 
 def _check_lengths(block_mask: Any, lengths: tuple[int, int]) -> None:
@@ -73,7 +100,7 @@ def _check_lengths(block_mask: Any, lengths: tuple[int, int]) -> None:
         )
 
 
-def _enter(table: np.ndarray, status: int, num_blocks: Tensor, indices: Tensor) -> None:
+def _enter(table: np.ndarray, status: int, num_blocks: Tensor, indices: Any) -> None:
     """Mark the first ``num_blocks`` key blocks that ``indices`` [..., query blocks, entries] lists for each row."""
     counts, columns = as_view("num_blocks", num_blocks), as_view("indices", indices)
     listed = np.arange(columns.shape[-1]) < counts[..., None]

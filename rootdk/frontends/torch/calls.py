@@ -3,21 +3,21 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rootdk import engine
 from rootdk.frontends.torch import autograd
-from rootdk.frontends.torch.arguments import Inputs, Options, empty_lse
+from rootdk.frontends.torch.arguments import Inputs, Options, WrittenMods, empty_lse
 from rootdk.frontends.torch.bound_call import Call, bind_call, read_tensors
-from rootdk.frontends.torch.modes import refuse_transforms
 from rootdk.frontends.torch.tensors import as_view, plain
 from rootdk.mods import ranges
 from rootdk.mods.values import Mask
 from rootdk.problem import Bound
 from rootdk.runtime import threads
 
-__all__ = ["attend", "call_for", "run"]
+__all__ = ["attend", "attend_plain", "call_for", "run"]
 
 _MOST_KNOWN = 128
 
@@ -29,8 +29,14 @@ def attend(
 
     The output is written to ``output``, which may have any strides, if given.
     """
-    refuse_transforms()
     inputs = plain("query", inputs[0]), plain("key", inputs[1]), plain("value", inputs[2])
+    return attend_plain(inputs, options, output=output, return_lse=return_lse)
+
+
+def attend_plain(
+    inputs: Inputs, options: Options, *, output: Tensor | None = None, return_lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """``attend`` with inputs that are plain already."""
     call = call_for(inputs, options)
     if output is None:
         output = torch.empty(call.bound.output_shape, dtype=inputs[0].dtype)
@@ -78,9 +84,8 @@ class _Dense:
         return cls(replace(call.bound, operands=operands), call.prepared)
 
     def call(self, options: Options) -> Call:
-        """The call with the arrays of ``options``: in the graph's order, without dimensions of size 1."""
-        dense = (("bias", options.bias), ("mask", options.mask))
-        arrays = tuple(as_view(name, tensor).squeeze() for name, tensor in dense if isinstance(tensor, Tensor))
+        """The call with the arrays of ``options``, in the graph's order."""
+        arrays = _arrays(options)
         graph = self.bound.problem.graph
         operands = replace(self.bound.operands, arrays=arrays, sources=arrays)
         tables = ranges.build_all(graph, arrays)
@@ -88,13 +93,25 @@ class _Dense:
         return Call(bound, tables, engine.capture(graph, operands, tables), self.prepared)
 
 
+def _arrays(options: Options) -> tuple[np.ndarray, ...]:
+    """What a call reads beside query, key and value; of a bias and a mask without dimensions of size 1."""
+    if isinstance(options.score_mod, WrittenMods):
+        return tuple(as_view("array", array) for array in options.score_mod.arrays)
+    dense = (("bias", options.bias), ("mask", options.mask))
+    return tuple(as_view(name, tensor).squeeze() for name, tensor in dense if isinstance(tensor, Tensor))
+
+
 _known: dict[tuple[Any, ...], Call | _Dense] = {}
 
 
 def _signature(inputs: Inputs, options: Options) -> tuple[Any, ...] | None:
     """All that a call depends on but the numbers in its tensors; None where those may shape it, as in functions."""
-    mask, bias = options.mask, options.bias
-    if options.score_mod is not None or options.sinks is not None or options.dropout_p:
+    mask, bias, written = options.mask, options.bias, None
+    if isinstance(options.score_mod, WrittenMods):
+        written = options.score_mod.text, *map(_kind, options.score_mod.arrays)
+    elif options.score_mod is not None:
+        return None
+    if options.sinks is not None or options.dropout_p:
         return None
     if not (bias is None or isinstance(bias, Tensor)):
         return None
@@ -104,8 +121,8 @@ def _signature(inputs: Inputs, options: Options) -> tuple[Any, ...] | None:
         return None
     query, key, value = inputs
     return (
-        _kind(query), _kind(key), _kind(value), mask, None if bias is None else _kind(bias), options.scale,
-        type(options.scale), options.layout, threads.get_num_threads(),
+        _kind(query), _kind(key), _kind(value), mask, None if bias is None else _kind(bias), written,
+        options.scale, type(options.scale), options.layout, threads.get_num_threads(),
     )  # fmt: skip
 
 

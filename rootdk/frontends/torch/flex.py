@@ -8,16 +8,14 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from rootdk.errors import ArgumentError, DTypeError, ModError, ShapeError
 from rootdk.frontends.torch import block_masks
-from rootdk.frontends.torch.arguments import Inputs, Options
-from rootdk.frontends.torch.calls import attend
+from rootdk.frontends.torch.arguments import Options
 from rootdk.frontends.torch.errors import runtime_errors
 from rootdk.frontends.torch.max_scores import max_scores
-from rootdk.frontends.torch.modes import outside_graphs
+from rootdk.frontends.torch.routes import attend
 
 __all__ = ["flex_attention"]
 
 
-@outside_graphs
 @runtime_errors
 def flex_attention(
     query: Tensor, key: Tensor, value: Tensor, score_mod: Any = None, block_mask: BlockMask | None = None,
@@ -47,6 +45,10 @@ def flex_attention(
     Raises:
         RootdkError, which is a RuntimeError too: an argument is wrong, or a function cannot be compiled.
     """
+    if return_aux is not None and return_aux.max_scores and torch.compiler.is_dynamo_compiling():
+        return _outside_graphs(
+            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, return_aux=return_aux
+        )
     if return_lse and return_aux is not None:
         raise ArgumentError("return_lse: expected False with return_aux, got True; ask for AuxRequest(lse=True)")
     _check(query, key, value, block_mask, enable_gqa)
@@ -54,10 +56,16 @@ def flex_attention(
     options = Options(mask=mask, score_mod=score_mod, scale=scale)
     inputs = query, key, value
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    output, lse = attend(inputs, options, output=_empty_output(inputs), return_lse=wants_lse)
+    output, lse = attend(inputs, options, like_query=True, return_lse=wants_lse)
     if return_aux is None:
         return (output, lse) if return_lse else output
     return output, AuxOutput(lse=lse, max_scores=max_scores(inputs, options) if return_aux.max_scores else None)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # where torch isn't installed
+def _outside_graphs(*args: Any, **kwargs: Any) -> Any:
+    """The greatest scores are found by a second pass in NumPy, which is none for graphs."""
+    return flex_attention(*args, **kwargs)
 
 
 def _check(query: Any, key: Any, value: Any, block_mask: Any, enable_gqa: bool) -> None:
@@ -79,13 +87,3 @@ def _check(query: Any, key: Any, value: Any, block_mask: Any, enable_gqa: bool) 
             f"key: expected the batch size {query.shape[0]} of query, got {key.shape[0]}; it may be 1 where a "
             "block_mask has query's batch size"
         )
-
-
-def _empty_output(inputs: Inputs) -> Tensor:
-    """Uninitialised [batch, heads, q_len, d_v], its dimensions in query's order in memory, as torch's is."""
-    query, _, value = inputs
-    if value.shape[-1] == query.shape[-1]:
-        return torch.empty_like(query)
-    order = sorted(range(4), key=lambda axis: (-query.stride(axis), axis))
-    dense = query.new_empty([(*query.shape[:-1], value.shape[-1])[axis] for axis in order])
-    return dense.permute([order.index(axis) for axis in range(4)])

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from rootdk.dtypes import to_float64
+from rootdk.errors import ArgumentError
 from rootdk.frontends.torch.arguments import Inputs, Options, bind
+from rootdk.frontends.torch.modes import has_numbers
 from rootdk.mods.evaluate import evaluate
 from rootdk.problem import Bound
 
@@ -20,8 +22,13 @@ _TILE = 256
 def max_scores(inputs: Inputs, options: Options) -> Tensor:
     """[*batch, heads, q_len], float32: the maximum of a row's visible scores, after scale and score functions.
 
-    -inf for a row that sees no key. The memory it takes beside the result grows with the heads alone.
+    -inf for a row that sees no key. The memory it takes beside the result grows with the heads alone. Raises
+    ArgumentError for tensors of which there are no numbers now.
     """
+    if not all(map(has_numbers, inputs)):
+        raise ArgumentError(
+            "return_aux: expected max_scores=False with tensors of a transform or a tracer of torch, got True"
+        )
     bound = bind(inputs, options)
     problem = bound.problem
     found = np.full((problem.batch, problem.heads, problem.q_len), -math.inf, np.float32)

@@ -10,13 +10,14 @@ from torch.autograd import forward_ad
 
 from rootdk.errors import ArgumentError, RootdkError
 from rootdk.frontends.torch.errors import as_runtime_error
+from rootdk.frontends.torch.tensors import is_plain
 
 __all__ = [
     "cast_for_autocast",
+    "has_numbers",
     "has_tangent",
     "outside_graphs",
     "refuse_tangents",
-    "refuse_transforms",
     "transformed",
     "unsupported",
     "watched",
@@ -27,13 +28,12 @@ _Result = TypeVar("_Result")
 
 
 def watched() -> bool:
-    """Whether a compiler, torch.func, a tracer or a mode of torch watches for operators, or autocast changes them."""
+    """Whether a compiler, torch.func, a tracer or a mode of torch watches for operators."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or torch.jit.is_tracing()
-        or torch.is_autocast_enabled("cpu")
     )
 
 
@@ -55,15 +55,20 @@ def refuse_tangents(*tensors: Tensor | None) -> None:
         raise unsupported("forward-mode derivatives where a compiler or a mode of torch watches")
 
 
-def refuse_transforms() -> None:
-    """Raise inside torch.func's transforms, whose tensors have no memory to read."""
-    if transformed():
-        raise as_runtime_error(
-            ArgumentError(
-                "rootdk: expected plain tensors, got those of a transform of torch.func, in which only "
-                "rootdk.torch.scaled_dot_product_attention works; use torch.autograd, or loop over the batch"
-            )
-        )
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether the numbers in ``tensor`` can be asked for now, and are those of every later run too."""
+    return (
+        is_plain(tensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch.jit.is_tracing()
+        and all(torch._C._get_dispatch_mode(key) is None for key in _TRACERS)
+    )
+
+
+_TRACERS = (
+    torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+)  # fmt: skip
 
 
 def transformed() -> bool:
@@ -90,4 +95,5 @@ def cast_for_autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
     if not torch.is_autocast_enabled("cpu"):
         return query, key, value
     dtype = torch.get_autocast_dtype("cpu")
-    return query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = (x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value))
+    return query, key, value

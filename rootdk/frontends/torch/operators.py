@@ -1,10 +1,13 @@
-"""scaled_dot_product_attention as a torch operator: for torch.compile, torch.export, torch.func and counters of FLOPs.
+"""Attention as a torch operator: for torch.compile, torch.export, torch.func, counters of FLOPs and fake tensors.
 
-``query``, ``key`` and ``value`` are [..., heads, len, d] and agree in all but heads; ``causal`` is an alignment, or "".
+``query``, ``key`` and ``value`` are [*batch, heads, len, d] and agree in all but heads. ``mods`` says what happens to
+the scores (mod_text.py), and ``arrays`` are the tensors that it reads, by slot. ``memory`` is "query" for an output
+whose dimensions lie in memory as query's, or "bhsd" or "bshd". ``wanted`` are slots whose gradients are wanted beside
+those of query, key and value; ``SINKS`` is one.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,137 +15,116 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from rootdk.frontends.torch import batching
 from rootdk.frontends.torch.arguments import Options, accumulator
-from rootdk.frontends.torch.bound_call import bind_call
-from rootdk.frontends.torch.calls import attend
-from rootdk.masks import causal as causal_mask
-from rootdk.mods.values import as_mask
+from rootdk.frontends.torch.bound_call import SINKS, Call
+from rootdk.frontends.torch.calls import attend, call_for
+from rootdk.frontends.torch.mod_text import options_of
 
-__all__ = [
-    "backward",
-    "batch_first",
-    "batched",
-    "batched_backward",
-    "empty_output",
-    "forward",
-    "options",
-    "save",
-    "under",
-]
+__all__ = ["backward", "bound", "differentiable", "empty_output", "forward", "slots", "wanted_tensors"]
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, seed: Tensor | None, dropout_p: float,
-    causal: str, scale: float | None,
+    query: Tensor, key: Tensor, value: Tensor, arrays: Sequence[Tensor], sinks: Tensor | None, seed: Tensor | None,
+    mods: str, dropout_p: float, scale: float | None, memory: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Output, in torch's strides, and LSE."""
-    output = empty_output(query, key, value, dropout_p)
+    """Output and LSE."""
+    output = empty_output(query, value, memory)
+    given = _options(arrays, sinks, seed, mods, dropout_p, scale)
     with torch.no_grad():
-        given = options(attn_mask, seed, dropout_p, causal, scale)
         _, lse = attend((query, key, value), given, output=output, return_lse=True)
     assert lse is not None
     return output, lse
 
 
 def _backward(
-    grad_output: Tensor, grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
-    seed: Tensor | None, output: Tensor, lse: Tensor, dropout_p: float, causal: str, scale: float | None,
-    masked: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of query, key, value and, if ``masked``, of attn_mask (else an empty tensor)."""
-    given = options(attn_mask, seed, dropout_p, causal, scale)
-    call = bind_call((query, key, value), given)
-    tensors: tuple[Tensor, ...] = (query, key, value)
-    slots: tuple[int, ...] = ()
-    if masked:
-        assert attn_mask is not None and call.bound.operands.bias is not None
-        tensors, slots = (*tensors, attn_mask), (call.bound.operands.bias,)
-    found = call.pull_back(tensors, slots, (output, lse), (grad_output, grad_lse))
-    grad_query, grad_key, grad_value, *rest = (gradient.contiguous() for gradient in found)
-    return grad_query, grad_key, grad_value, rest[0] if rest else query.new_empty(0)
+    grad_output: Tensor, grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor, arrays: Sequence[Tensor],
+    sinks: Tensor | None, seed: Tensor | None, output: Tensor, lse: Tensor, wanted: Sequence[int], mods: str,
+    dropout_p: float, scale: float | None,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of query, key, value and of what is wanted."""
+    call = bound((query, key, value), arrays, sinks, seed, mods, dropout_p, scale)
+    tensors = query, key, value, *wanted_tensors(wanted, arrays, sinks)
+    found = call.pull_back(tensors, slots(call, wanted), (output, lse), (grad_output, grad_lse))
+    return [gradient.contiguous() for gradient in found]
 
 
-def options(
-    attn_mask: Tensor | None, seed: Tensor | None, dropout_p: float, causal: str, scale: float | None
-) -> Options:
-    mask: Any = causal_mask(align=causal) if causal else None
-    bias = attn_mask
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        bias, mask = None, attn_mask if mask is None else as_mask(attn_mask) & mask
-    number = None if seed is None else int(seed.item())
-    return Options(mask=mask, bias=bias, scale=scale, dropout_p=dropout_p, seed=number)
+def bound(
+    inputs: tuple[Tensor, Tensor, Tensor], arrays: Sequence[Tensor], sinks: Tensor | None, seed: Tensor | None,
+    mods: str, dropout_p: float, scale: float | None,
+) -> Call:  # fmt: skip
+    """The call that an operator's arguments make."""
+    return call_for(inputs, _options(arrays, sinks, seed, mods, dropout_p, scale))
 
 
-def empty_output(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Uninitialised, with the strides of torch's output."""
-    if fused(query, key, value, dropout_p):
+def _options(
+    arrays: Sequence[Tensor], sinks: Tensor | None, seed: Tensor | None, mods: str, dropout_p: float,
+    scale: float | None,
+) -> Options:  # fmt: skip
+    # an operator's integers have a sign, and seeds have none
+    number = None if seed is None else int(seed.item()) % 2**64
+    return options_of(mods, tuple(arrays), sinks=sinks, seed=number, dropout_p=dropout_p, scale=scale)
+
+
+def slots(call: Call, wanted: Sequence[int]) -> tuple[int, ...]:
+    """The slots of the call that an operator's ``wanted`` ones are; a bias may come as the only array."""
+    bias = call.bound.operands.bias
+    return tuple(slot if slot == SINKS or bias is None else bias for slot in wanted)
+
+
+def wanted_tensors(wanted: Sequence[int], arrays: Sequence[Tensor], sinks: Tensor | None) -> list[Tensor]:
+    """The tensors in the slots ``wanted``."""
+    found = [sinks if slot == SINKS else arrays[slot] for slot in wanted]
+    return [tensor for tensor in found if tensor is not None]
+
+
+def differentiable(needs: Sequence[bool], arrays: Sequence[Tensor], sinks_need: bool) -> list[int]:
+    """The slots whose gradients are wanted."""
+    found = [slot for slot, array in enumerate(arrays) if needs[slot] and array.is_floating_point()]
+    return [*found, SINKS] if sinks_need else found
+
+
+def empty_output(query: Tensor, value: Tensor, memory: str) -> Tensor:
+    """Uninitialised [*batch, heads, q_len, d_v], its dimensions in memory in the order that ``memory`` says."""
+    if memory == "query" and value.shape[-1] == query.shape[-1]:
         return torch.empty_like(query)
-    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+    shape = (*query.shape[:-1], value.shape[-1])
+    if memory == "query":
+        order = sorted(range(query.ndim), key=lambda axis: (-query.stride(axis), axis))
+    elif memory == "bhsd":
+        return query.new_empty(shape)
+    else:
+        order = [*range(query.ndim - 3), query.ndim - 2, query.ndim - 3, query.ndim - 1]
+    dense = query.new_empty([shape[axis] for axis in order])
+    return dense.permute([order.index(axis) for axis in range(query.ndim)])
 
 
-def fused(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> bool:
-    """Whether torch takes its fused path, which gives the output query's order of dimensions in memory."""
-    fits = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and bool(key.shape[-2])
-    return fits and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-
-
-def _fake(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, seed: Tensor | None, dropout_p: float,
-    causal: str, scale: float | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    lse = query.new_empty(query.shape[:-1], dtype=accumulator(query.dtype))
-    return empty_output(query, key, value, dropout_p), lse
+def _fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return empty_output(query, value, rest[-1]), query.new_empty(query.shape[:-1], dtype=accumulator(query.dtype))
 
 
 def _fake_backward(
-    grad_output: Tensor, grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None,
-    seed: Tensor | None, output: Tensor, lse: Tensor, dropout_p: float, causal: str, scale: float | None,
-    masked: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    grads = [tensor.new_empty(tensor.shape) for tensor in (query, key, value)]
-    assert not masked or attn_mask is not None
-    last = attn_mask.new_empty(attn_mask.shape) if masked and attn_mask is not None else query.new_empty(0)
-    return grads[0], grads[1], grads[2], last
+    grad_output: Tensor, grad_lse: Tensor | None, query: Tensor, key: Tensor, value: Tensor, arrays: Sequence[Tensor],
+    sinks: Tensor | None, seed: Tensor | None, output: Tensor, lse: Tensor, wanted: Sequence[int], *_: Any,
+) -> list[Tensor]:  # fmt: skip
+    tensors = query, key, value, *wanted_tensors(wanted, arrays, sinks)
+    return [tensor.new_empty(tensor.shape) for tensor in tensors]
 
 
-def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, attn_mask, seed, *ctx.rest = inputs
-    ctx.masked = ctx.needs_input_grad[3]
-    ctx.save_for_backward(query, key, value, attn_mask, seed, *output)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, arrays, sinks, seed, *ctx.rest, _ = inputs
+    ctx.count = len(arrays)
+    ctx.save_for_backward(query, key, value, *arrays, sinks, seed, *output)
 
 
-def _pull_back(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    *inputs, output, lse = ctx.saved_tensors
-    grads = backward(grad_output, grad_lse, *inputs, output, lse, *ctx.rest, ctx.masked)
-    return *grads[:3], grads[3] if ctx.masked else None, None, None, None, None
-
-
-def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-    """``call``, which is like ``forward``, with the mapped dimension in front; and where its results have it."""
-    query, key, value, attn_mask = batch_first(info.batch_size, in_dims[:4], inputs[:4])
-    return call(query, key, value, under(attn_mask, query.ndim), *inputs[4:]), (0, 0)
-
-
-def batched_backward(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-    """The same for what is like ``backward``: each gradient has the batch, whether or not its input had it."""
-    *first, attn_mask = batch_first(info.batch_size, in_dims[:6], inputs[:6])
-    results = batch_first(info.batch_size, in_dims[7:9], inputs[7:9])
-    masked = inputs[-1]
-    *grads, last = call(*first, under(attn_mask, first[2].ndim), inputs[6], *results, *inputs[9:])
-    return (*grads, last.reshape(attn_mask.shape) if masked else last), (0, 0, 0, 0 if masked else None)
-
-
-def batch_first(size: int, in_dims: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``tensors`` with the mapped dimension in front, which those that lack it get too, with stride 0."""
-    return tuple(
-        None if tensor is None else tensor.expand(size, *tensor.shape) if place is None else tensor.movedim(place, 0)
-        for tensor, place in zip(tensors, in_dims, strict=True)
-    )
-
-
-def under(mask: Tensor | None, ndim: int) -> Tensor | None:
-    """A mask with the batch in front, so that its other dimensions still count from the right."""
-    return mask if mask is None else mask.reshape(mask.shape[0], *(1,) * (ndim - mask.ndim), *mask.shape[1:])
+def _pull_back(ctx: Any, grad_output: Tensor, grad_lse: Tensor) -> tuple[Any, ...]:
+    query, key, value, *arrays, sinks, seed, output, lse = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    wanted = differentiable(needs[3], arrays, needs[4])
+    inputs = query, key, value, arrays, sinks, seed
+    grads = backward(grad_output, grad_lse, *inputs, output, lse, wanted, *ctx.rest)
+    captured = dict(zip(wanted, grads[3:], strict=True))
+    return *grads[:3], [captured.get(slot) for slot in range(ctx.count)], captured.get(SINKS), *(None,) * 5
 
 
 def _flops(query: list[int], key: list[int], value: list[int], *_: Any, out_shape: Any = None, **__: Any) -> int:
@@ -150,29 +132,20 @@ def _flops(query: list[int], key: list[int], value: list[int], *_: Any, out_shap
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _backward_flops(
-    grad_output: Any,
-    grad_lse: Any,
-    query: list[int],
-    key: list[int],
-    value: list[int],
-    *_: Any,
-    out_shape: Any = None,
-    **__: Any,
-) -> int:
+def _backward_flops(grad_output: Any, grad_lse: Any, *rest: Any, out_shape: Any = None, **_: Any) -> int:
     """Three products of d_k (scores, and gradients of query and key) and two of d_v."""
-    return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
+    query, key, value = rest[:3]
+    pairs: int = math.prod(query[:-1]) * key[-2]
+    return 2 * pairs * (3 * int(query[-1]) + 2 * int(value[-1]))
 
 
-forward = torch.library.custom_op("rootdk::scaled_dot_product_attention", _forward, mutates_args=(), device_types="cpu")
+forward = torch.library.custom_op("rootdk::attention", _forward, mutates_args=(), device_types="cpu")
 forward.register_fake(_fake)
-forward.register_autograd(_pull_back, setup_context=save)
-forward.register_vmap(partial(batched, forward))
-register_flop_formula(torch.ops.rootdk.scaled_dot_product_attention)(_flops)
+forward.register_autograd(_pull_back, setup_context=_save)
+forward.register_vmap(partial(batching.forward, forward))
+register_flop_formula(torch.ops.rootdk.attention)(_flops)
 
-backward = torch.library.custom_op(
-    "rootdk::scaled_dot_product_attention_backward", _backward, mutates_args=(), device_types="cpu"
-)
+backward = torch.library.custom_op("rootdk::attention_backward", _backward, mutates_args=(), device_types="cpu")
 backward.register_fake(_fake_backward)
-backward.register_vmap(partial(batched_backward, backward))
-register_flop_formula(torch.ops.rootdk.scaled_dot_product_attention_backward)(_backward_flops)
+backward.register_vmap(partial(batching.backward, backward))
+register_flop_formula(torch.ops.rootdk.attention_backward)(_backward_flops)

@@ -8,14 +8,16 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from rootdk.errors import ArgumentError, DTypeError, ShapeError
-from rootdk.frontends.torch import operators
 from rootdk.frontends.torch.arguments import Inputs, Options
 from rootdk.frontends.torch.bound_call import Call
 from rootdk.frontends.torch.calls import attend, call_for, run
 from rootdk.frontends.torch.errors import runtime_errors
-from rootdk.frontends.torch.modes import cast_for_autocast, refuse_tangents, transformed, watched
+from rootdk.frontends.torch.mod_text import dense_text, options_of
+from rootdk.frontends.torch.modes import cast_for_autocast, watched
+from rootdk.frontends.torch.operators import empty_output
+from rootdk.frontends.torch.shapes import with_one_batch
 from rootdk.frontends.torch.tensors import is_plain, unreadable
-from rootdk.frontends.torch.transforms import Forward
+from rootdk.frontends.torch.watched import operate
 from rootdk.runtime import threads
 
 __all__ = ["scaled_dot_product_attention"]
@@ -57,16 +59,25 @@ def scaled_dot_product_attention(
     _check_tensors(query, key, value)
     attn_mask, causal = _visible(query, key, attn_mask, is_causal)
     inputs = _broadcast(*cast_for_autocast(query, key, value), enable_gqa)
+    arrays = [] if attn_mask is None else [attn_mask]
+    mods = dense_text(causal, "" if attn_mask is None else "mask" if attn_mask.dtype is torch.bool else "bias")
+    memory = "query" if _fused(inputs, dropout_p) else "bhsd"
     # drawn from torch's generator, so that torch.manual_seed repeats it
     seed = torch.randint(2**63 - 1, ()) if dropout_p else None
-    if watched() or not all(tensor is None or is_plain(tensor) for tensor in (*inputs, attn_mask)):
-        refuse_tangents(*inputs, attn_mask)
-        apply = Forward.apply if transformed() else operators.forward
-        return apply(*inputs, attn_mask, seed, dropout_p, causal, scale)[0]
-    options = operators.options(attn_mask, seed, dropout_p, causal, scale)
+    if watched() or not all(map(is_plain, (*inputs, *arrays))):
+        return operate(inputs, arrays, None, seed, mods, dropout_p, scale, memory)[0]
+    number = None if seed is None else int(seed)
+    options = options_of(mods, tuple(arrays), seed=number, dropout_p=dropout_p, scale=scale)
     if kind is not None:
         _remember(kind, inputs, options)
-    return attend(inputs, options, output=operators.empty_output(*inputs, dropout_p))[0]
+    return attend(inputs, options, output=empty_output(inputs[0], inputs[2], memory))[0]
+
+
+def _fused(inputs: Inputs, dropout_p: float) -> bool:
+    """Whether torch takes its fused path, which gives the output query's order of dimensions in memory."""
+    query, key, value = inputs
+    fits = query.ndim == 4 and value.shape[-1] == query.shape[-1] and not dropout_p and bool(key.shape[-2])
+    return fits and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +99,7 @@ _MOST_KNOWN = 128
 
 def _kind(query: Any, key: Any, value: Any, is_causal: bool, scale: Any, enable_gqa: bool) -> tuple[Any, ...] | None:
     """All that a call without mask or dropout depends on but numbers; None where torch watches or changes it."""
-    if watched() or not (scale is None or type(scale) is float):
+    if watched() or torch.is_autocast_enabled("cpu") or not (scale is None or type(scale) is float):
         return None
     if not (is_plain(query) and is_plain(key) and is_plain(value)):
         return None
@@ -104,7 +115,7 @@ def _remember(kind: tuple[Any, ...], inputs: Inputs, options: Options) -> None:
     if (query.shape, query.stride(), query.dtype, key.shape, value.shape) == (*kind[:3], kind[3], kind[6]):
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
-        _known[kind] = _Known(call_for(inputs, options), options, operators.fused(query, key, value, 0.0))
+        _known[kind] = _Known(call_for(inputs, options), options, _fused(inputs, 0.0))
 
 
 def _check_tensors(query: Any, key: Any, value: Any) -> None:
@@ -169,12 +180,10 @@ def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> t
 
 def _expand(tensors: tuple[Tensor, Tensor, Tensor], keep: int) -> tuple[Tensor, Tensor, Tensor]:
     """Views that repeat what broadcasts over all but the last ``keep`` dimensions."""
-    shapes = [tensor.shape[:-keep] for tensor in tensors]
     try:
-        leading = torch.broadcast_shapes(*shapes)
+        return with_one_batch(tensors, keep)
     except RuntimeError:
+        shapes = [tensor.shape[:-keep] for tensor in tensors]
         hint = "" if keep == 3 else "; fewer heads in key and value need enable_gqa=True"
         got = ", ".join(str(tuple(shape)) for shape in shapes)
         raise ShapeError(f"query, key, value: expected leading dimensions that broadcast, got {got}{hint}") from None
-    query, key, value = (tensor.expand(*leading, *tensor.shape[-keep:]) for tensor in tensors)
-    return query, key, value

@@ -9,7 +9,7 @@ from torch import Tensor
 from rootdk.dtypes import BFLOAT16_BITS
 from rootdk.errors import ArgumentError, DTypeError
 
-__all__ = ["FLOATS", "as_tensor", "as_view", "is_plain", "plain", "refusal", "unreadable"]
+__all__ = ["FLOATS", "as_tensor", "as_view", "is_plain", "numpy_dtype", "plain", "refusal", "unreadable"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -46,6 +46,16 @@ def as_view(name: str, tensor: Any) -> np.ndarray:
     except TypeError as error:
         raise DTypeError(f"{name}: expected a dtype that NumPy knows too, got {tensor.dtype}") from error
     return view
+
+
+def numpy_dtype(tensor: Tensor) -> np.dtype:
+    """The dtype of ``as_view``'s array. Raises DTypeError where NumPy has none."""
+    if tensor.dtype is torch.bfloat16:
+        return BFLOAT16_BITS
+    try:
+        return np.dtype(str(tensor.dtype).rpartition(".")[2])
+    except TypeError as error:
+        raise DTypeError(f"expected a dtype that NumPy knows too, got {tensor.dtype}") from error
 
 
 def plain(name: str, tensor: Any) -> Tensor:
