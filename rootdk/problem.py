@@ -76,6 +76,10 @@ class Operands:
     """Where in the user's source each gather stands, by node."""
     bias: int | None
     """The array slot that holds the bias, its dimensions of size 1 left out."""
+    origins: tuple[Any, ...]
+    """What the caller passed or captured for each slot, with all of its dimensions."""
+    asked: bool
+    """The graph depends on the contents of captured arrays."""
     seed: int
 
 
@@ -203,6 +207,8 @@ def bind(
         sources=mods.traced.sources,
         sites=mods.traced.sites,
         bias=mods.bias,
+        origins=mods.origins,
+        asked=mods.asked,
         seed=number,
     )
     return Bound(problem, operands, layout, headless=query.ndim == key.ndim == value.ndim == 2)

@@ -40,6 +40,10 @@ class TracedMods:
     traced: Traced
     bias: int | None = None
     """The array slot of the bias."""
+    origins: tuple[Any, ...] = ()
+    """What the user holds of the array in each slot: of a mask or bias, with all of its dimensions."""
+    asked: bool = False
+    """The graph depends on the contents of captured arrays."""
 
 
 _UNCHANGED = TracedMods(Traced(Graph(), (), (), (), {}))
@@ -98,7 +102,8 @@ def _finished(tracer: Tracer, score: Sym, visible: Sym | None, bias: Any) -> Tra
     traced = tracer.finish(score, visible)
     traced = replace(traced, graph=with_score_mask(traced.graph))
     slot = None if bias is None else next(slot for slot, source in enumerate(traced.sources) if source is bias)
-    return TracedMods(traced, slot)
+    origins = tuple(tracer.origins.get(id(source), source) for source in traced.sources)
+    return TracedMods(traced, slot, origins, tracer.asked)
 
 
 def _score_steps(score_mod: Any) -> tuple[Score, ...]:

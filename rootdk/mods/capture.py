@@ -22,7 +22,7 @@ from rootdk.mods.symbols import Symbolic, first_symbol
 if TYPE_CHECKING:
     from rootdk.mods.trace import Tracer
 
-__all__ = ["Capture"]
+__all__ = ["Capture", "global_names"]
 
 _PLAIN = frozenset(
     {
@@ -115,7 +115,7 @@ class Capture:
             error = random_call(function)
             if error is not None:
                 raise error
-        names = [name for name in _global_names(function.__code__) if self._replaced(function, name)] if own else []
+        names = [name for name in global_names(function.__code__) if self._replaced(function, name)] if own else []
         if not (names or function.__closure__ or function.__defaults__ or function.__kwdefaults__):
             return function
         return self._rebuilt(function, names)
@@ -261,12 +261,12 @@ def _unwrapped(function: FunctionType) -> Any:
 
 
 @functools.lru_cache(maxsize=512)
-def _global_names(code: CodeType) -> tuple[str, ...]:
+def global_names(code: CodeType) -> tuple[str, ...]:
     """Names that ``code`` and the functions inside it may read from the globals."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names.update(_global_names(constant))
+            names.update(global_names(constant))
     return tuple(sorted(names))
 
 

@@ -27,6 +27,7 @@ def dense(tracer: Tracer, array: Any, name: str) -> tuple[Sym, Any]:
     positions = [axis - array.ndim for axis in axes]
     indices = tuple(last[at] if at in last else _batch_index(b, tracer.batch_shape, at + 3) for at in positions)
     element: Sym = tracer.array(view, name)
+    tracer.origins[id(view)] = array
     return (element[indices] if indices else element), view
 
 

@@ -40,6 +40,10 @@ class Tracer:
         self.builder = self.recording.builder
         self.score = Sym(self, self.builder.add("score"))
         self.indices = tuple(Sym(self, self.builder.add("index", attr=name, kind=Kind.INT)) for name in INDICES)
+        self.asked = False
+        """A function asked for a captured number's value: the graph is of that value."""
+        self.origins: dict[int, Any] = {}
+        """What the user holds, by the id of the view that it is read through."""
         self.refusal: ModError | None = None
         """One that was raised where NumPy may swallow it."""
         self._elements: dict[int, int] = {}
@@ -220,6 +224,7 @@ class Tracer:
 
     def known(self, symbol: Sym) -> Any:
         """The value of a symbol that no pair changes, e.g. of a captured 0-d array; None of any other."""
+        self.asked = True
         reached = needed(self.builder.nodes, [symbol.node])
         if any(self.builder.nodes[node].op in ("score", "index") for node in reached):
             return None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rootdk import problem
-from rootdk.frontends.torch.tensors import as_view
+from rootdk.frontends.torch.tensors import as_view, plain
 from rootdk.mods import graph_text
 from rootdk.problem import Bound
 from rootdk.score_graph import TracedMods
@@ -28,7 +28,7 @@ class WrittenMods:
     def read(self) -> TracedMods:
         traced = graph_text.read(self.text)
         views = tuple(as_view(name, array) for name, array in zip(traced.names, self.arrays, strict=True))
-        return TracedMods(replace(traced, arrays=views, sources=self.arrays))
+        return TracedMods(replace(traced, arrays=views, sources=self.arrays), origins=self.arrays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,11 @@ class Options:
 def bind(inputs: Inputs, options: Options) -> Bound:
     """``problem.bind`` on views of the tensors."""
     given = {field.name: getattr(options, field.name) for field in fields(options)}
-    for name in ("mask", "bias", "sinks"):
+    for name in ("bias", "sinks"):
         if isinstance(given[name], Tensor):
             given[name] = as_view(name, given[name])
+    if isinstance(options.mask, Tensor):
+        given["mask"] = plain("mask", options.mask)
     if isinstance(options.score_mod, WrittenMods):
         given["score_mod"] = options.score_mod.read()
     query, key, value = inputs

@@ -1,20 +1,19 @@
 """Calls on plain tensors. What a kind of call needs is found once and remembered, where its options cannot change."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rootdk import engine
+from rootdk.call_kinds import CallKind
 from rootdk.frontends.torch import autograd
 from rootdk.frontends.torch.arguments import Inputs, Options, WrittenMods, empty_lse
 from rootdk.frontends.torch.bound_call import Call, bind_call, read_tensors
-from rootdk.frontends.torch.tensors import as_view, plain
-from rootdk.mods import ranges
+from rootdk.frontends.torch.tensors import plain
+from rootdk.mods.signature import Signed, sign
 from rootdk.mods.values import Mask
-from rootdk.problem import Bound
 from rootdk.runtime import threads
 
 __all__ = ["attend", "attend_plain", "call_for", "run"]
@@ -58,72 +57,63 @@ def run(
 
 def call_for(inputs: Inputs, options: Options) -> Call:
     """The call that ``inputs`` and ``options`` make, from memory if it is of a known kind."""
-    signature = _signature(inputs, options)
-    if signature is None:
+    signed = _signature(inputs, options)
+    if signed is None:
         return bind_call(inputs, options)
+    signature, arrays = signed
     known = _known.get(signature)
-    if known is not None:
-        return known if isinstance(known, Call) else known.call(options)
+    call = known.call(arrays) if isinstance(known, _Reading) else known
+    if call is not None:
+        return call
     call = bind_call(inputs, options)
-    if len(_known) >= _MOST_KNOWN:
-        _known.clear()
-    _known[signature] = _Dense.of(call) if call.bound.operands.arrays else call
+    kind = CallKind.of(call.bound, call.tables, arrays, options.bias)
+    if kind is not None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[signature] = _Reading(kind, call.prepared) if arrays else call
     return call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Dense:
-    """A kind of call that brings a mask or bias of its own, without those of the first one."""
+class _Reading:
+    """A kind of call that reads arrays beside query, key and value, and its kernels."""
 
-    bound: Bound
+    kind: CallKind
     prepared: dict[Any, Any]
 
-    @classmethod
-    def of(cls, call: Call) -> "_Dense":
-        operands = replace(call.bound.operands, arrays=(), sources=())
-        return cls(replace(call.bound, operands=operands), call.prepared)
-
-    def call(self, options: Options) -> Call:
-        """The call with the arrays of ``options``, in the graph's order."""
-        arrays = _arrays(options)
-        graph = self.bound.problem.graph
-        operands = replace(self.bound.operands, arrays=arrays, sources=arrays)
-        tables = ranges.build_all(graph, arrays)
-        bound = replace(self.bound, operands=operands)
-        return Call(bound, tables, engine.capture(graph, operands, tables), self.prepared)
+    def call(self, arrays: list[Any]) -> Call | None:
+        filled = self.kind.filled(arrays)
+        if filled is None:
+            return None
+        bound, tables = filled
+        return Call(bound, tables, engine.capture(bound.problem.graph, bound.operands, tables), self.prepared)
 
 
-def _arrays(options: Options) -> tuple[np.ndarray, ...]:
-    """What a call reads beside query, key and value; of a bias and a mask without dimensions of size 1."""
-    if isinstance(options.score_mod, WrittenMods):
-        return tuple(as_view("array", array) for array in options.score_mod.arrays)
-    dense = (("bias", options.bias), ("mask", options.mask))
-    return tuple(as_view(name, tensor).squeeze() for name, tensor in dense if isinstance(tensor, Tensor))
+_known: dict[tuple[Any, ...], Call | _Reading] = {}
 
 
-_known: dict[tuple[Any, ...], Call | _Dense] = {}
-
-
-def _signature(inputs: Inputs, options: Options) -> tuple[Any, ...] | None:
-    """All that a call depends on but the numbers in its tensors; None where those may shape it, as in functions."""
-    mask, bias, written = options.mask, options.bias, None
-    if isinstance(options.score_mod, WrittenMods):
-        written = options.score_mod.text, *map(_kind, options.score_mod.arrays)
-    elif options.score_mod is not None:
-        return None
+def _signature(inputs: Inputs, options: Options) -> Signed | None:
+    """All that a call depends on but the numbers in its tensors, and the arrays that it reads beside query, key and
+    value; None where that cannot be told."""
     if options.sinks is not None or options.dropout_p:
         return None
-    if not (bias is None or isinstance(bias, Tensor)):
-        return None
-    if isinstance(mask, Tensor):
-        mask = _kind(mask)
-    elif mask is not None and not (isinstance(mask, Mask) and mask.fixed):
+    mods = _signed_mods(options)
+    if mods is None:
         return None
     query, key, value = inputs
     return (
-        _kind(query), _kind(key), _kind(value), mask, None if bias is None else _kind(bias), written,
-        options.scale, type(options.scale), options.layout, threads.get_num_threads(),
-    )  # fmt: skip
+        _kind(query), _kind(key), _kind(value), options.scale, type(options.scale), options.layout,
+        threads.get_num_threads(), mods[0],
+    ), mods[1]  # fmt: skip
+
+
+def _signed_mods(options: Options) -> Signed | None:
+    mask, written = options.mask, options.score_mod
+    if isinstance(written, WrittenMods):
+        return (written.text, *map(_kind, written.arrays)), list(written.arrays)
+    if options.bias is written is None and (mask is None or (isinstance(mask, Mask) and mask.fixed)):
+        return mask, []  # quicker than by what it is made of
+    return sign(mask, options.bias, written)
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
