@@ -33,7 +33,7 @@ def watched() -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
     )
 
 
@@ -60,7 +60,7 @@ def has_numbers(tensor: Tensor) -> bool:
     return (
         is_plain(tensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and not torch.jit.is_tracing()
+        and not torch._C._is_tracing()
         and all(torch._C._get_dispatch_mode(key) is None for key in _TRACERS)
     )
 
