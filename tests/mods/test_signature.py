@@ -94,7 +94,7 @@ def attributed() -> Callable[..., Any]:
         SimpleNamespace(x=1), itertools.count(), {"a": 1}, [1].append, object(), closed({1, 2}), closed(iter([1])),
         attributed(), functools.lru_cache(closed(1)), closed(SimpleNamespace(window=3)), closed(pytest),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_may_change_unseen_has_none(value: Any):
     assert sign(value) is None
