@@ -194,6 +194,7 @@ def test_who_differentiates_another_function_is_reported_and_not_timed(monkeypat
     assert "torch" not in row.values
 
 
+@pytest.mark.slow
 def test_memory_of_eager_gradients_is_at_least_the_score_matrix():
     pytest.importorskip("torch")
     work = backward.Work(replace(SMALL, batch=1, q_len=1024, kv_len=1024), forward=True)

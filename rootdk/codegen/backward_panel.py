@@ -135,7 +135,7 @@ class PanelGradients:
         rows = self.spec.schedule.query_block + self.spec.schedule.score_rows
         weights, raw, products = (self._tile(b.at(scores, self._tile_bytes(rows) * part)) for part in range(3))
         self.chain = Matrix(b.at(scores, 3 * self._tile_bytes(rows)), self.panel.stride)
-        self.span_products = SpanProducts(self.products, b, span, self.vectors)
+        self.span_products = SpanProducts(self.products, b, span, self.vectors, self.mods.graph.mask is not None)
         queries = Matrix(block.queries, block.query_stride)
         gradient_rows = Matrix(block.gradients, block.gradient_stride)
         self._scores(queries, self.panel.keys, self.panel.d_k, weights)

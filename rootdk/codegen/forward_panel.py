@@ -182,7 +182,7 @@ class AttendKernel:
         width = padded_width(b, frame, self.schedule.value_rows)
         panel = PanelMemory(b, panel_pointer, self.vectors, frame.word("d_k"), width)
         tile = ScoreTile(b, scores, self.vectors, self.shape.score_rows)
-        products = SpanProducts(self.products, b, span, self.vectors)
+        products = SpanProducts(self.products, b, span, self.vectors, self.mods.graph.mask is not None)
         products.scores(Matrix(keys, key_stride).part(b, span.start), panel.matrix, panel.d_k, tile.matrix)
         leaves = {"b": batch, "h": head, "kv": b.ir.add(first_key, span.start)}
         cut_start, cut_end = b.sub(span.cut_start, span.start), b.sub(span.cut_end, span.start)

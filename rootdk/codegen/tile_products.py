@@ -8,6 +8,7 @@ does a part of a wide tile: where a mask leaves some of its lane vectors nothing
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -45,10 +46,12 @@ class SpanProducts:
     b: Builder
     span: Span
     vectors: int
+    cut: bool
+    """Whether there is a mask, hence parts."""
 
     def scores(self, rows: Matrix, packed: Matrix, depth: ir.Value, tile: Matrix) -> None:
         b = self.b
-        with self.span.each_part() as part:
+        with self._each_part() as part:
             start, lanes = self._place(part)
             arguments = (
                 *rows.part(b, start).arguments(b), b.ir.sub(part.end, part.start),
@@ -77,8 +80,24 @@ class SpanProducts:
                 add(part, sums.chain, None)
             self._put_chain(sums)
 
+        if not self.cut:
+            add(self._whole, sums.target, sums.factors)
+            return
         single = b.ir.icmp_signed("==", self.span.part_count, b.index(1))
         b.choose(single, lambda: add(self.span.part(0), sums.target, sums.factors), part_by_part)
+
+    @contextmanager
+    def _each_part(self) -> Iterator[Part]:
+        if not self.cut:
+            yield self._whole
+            return
+        with self.span.each_part() as part:
+            yield part
+
+    @property
+    def _whole(self) -> Part:
+        b = self.b
+        return Part(self.span.start, self.span.end, b.index(0), b.index(self.vectors))
 
     def _put_chain(self, sums: Sums) -> None:
         b = self.b
@@ -97,7 +116,8 @@ class SpanProducts:
 
     def _width(self, part: Part) -> Scalar:
         """How many lane vectors see the part."""
-        return 1 if self.vectors == 1 else self.b.ir.sub(part.high, part.low)
+        whole = self.vectors == 1 or not self.cut
+        return self.vectors if whole else self.b.ir.sub(part.high, part.low)
 
 
 class TileProducts:

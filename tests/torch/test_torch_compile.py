@@ -91,11 +91,18 @@ def check(call: Callable[..., Any], compiled: Callable[..., Any]) -> None:
             assert found.stride() == expected.stride()
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+QUICK = ("nothing", "score function", "block mask", "causal and alibi", "bias and sinks", "other layout")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [pytest.param(call, id=name, marks=() if name in QUICK else pytest.mark.slow) for name, call in CALLS.items()],
+)
 def test_one_graph_forwards_and_backwards(call: Callable[..., Any]):
     check(call, torch.compile(call, fullgraph=True, backend="aot_eager"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("call", ["grouped, lse", "steps"])
 def test_other_backends(call: str, backend: str):

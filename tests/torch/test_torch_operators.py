@@ -44,6 +44,7 @@ BY_LENGTH = random(2, 9, 4, 16).transpose(1, 2)
     ],
     ids=["causal", "bias", "grouped", "dropout", "strides"],
 )
+@pytest.mark.slow
 def test_torch_finds_nothing_wrong_with_the_operator(arguments: tuple[Any, ...]):
     found = torch.library.opcheck(operators.forward, arguments)
     assert set(found.values()) == {"SUCCESS"}

@@ -258,6 +258,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(memory: str):
         assert set(found.values()) == {"SUCCESS"}
 
 
+@pytest.mark.slow
 def test_torch_finds_nothing_wrong_with_the_derivatives():
     query, key, value, arrays, sinks, seed, mods = (
         torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, item) for item in sample()
