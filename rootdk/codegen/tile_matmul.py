@@ -46,10 +46,12 @@ def tile_matmul(
                 total = b.fma(element, lane, slot.value)
                 slot.value = b.ir.select(hidden(element, lane), slot.value, total) if hidden else total
 
-    whole = b.index(0) if hidden else b.index(b.round_down(depth, unroll))
-    with b.loop(0, whole, unroll) as r:
-        for unrolled in range(unroll):
-            step(b.add(r, unrolled))
+    whole = b.index(0)
+    if not hidden:
+        whole = b.index(b.round_down(depth, unroll))
+        with b.loop(0, whole, unroll) as r:
+            for unrolled in range(unroll):
+                step(b.add(r, unrolled))
     with b.loop(whole, depth) as r:
         step(r)
     return [[slot.value for slot in row] for row in tile]
