@@ -18,7 +18,9 @@ _loaded: dict[type, ModuleType] = {}
 
 def _frontend(kind: type) -> ModuleType:
     """The front end for arrays of type ``kind``; a framework's is imported when the first of its arrays arrives."""
-    found = _loaded[kind] = _load(kind)
+    found = _loaded.get(kind)
+    if found is None:
+        found = _loaded[kind] = _load(kind)
     return found
 
 
@@ -71,7 +73,7 @@ def attention(
     array([[1.  , 0.  ],
            [0.33, 0.67]], dtype=float32)
     """
-    return (_loaded.get(query.__class__) or _frontend(query.__class__)).attention(
+    return _frontend(query.__class__).attention(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip
@@ -102,7 +104,7 @@ def attention_vjp(
     array([[1., 1.],
            [1., 1.]], dtype=float32)
     """
-    return (_loaded.get(query.__class__) or _frontend(query.__class__)).attention_vjp(
+    return _frontend(query.__class__).attention_vjp(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip
@@ -124,7 +126,7 @@ def plan(
     >>> plan(x, x, x, mask=rootdk.causal()).tiles.skipped
     5632
     """
-    planned: Plan = (_loaded.get(query.__class__) or _frontend(query.__class__)).plan(
+    planned: Plan = _frontend(query.__class__).plan(
         query, key, value, mask=mask, bias=bias, score_mod=score_mod, scale=scale, sinks=sinks, dropout_p=dropout_p,
         seed=seed, layout=layout, return_lse=return_lse,
     )  # fmt: skip

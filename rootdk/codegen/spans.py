@@ -14,8 +14,7 @@ from rootdk.codegen.builder import I64, Builder, Scalar
 
 __all__ = ["Part", "Span"]
 
-_START, _END, _CUT_START, _CUT_END, _PARTS, _HEADER = range(6)
-_PART_WORDS = 4
+_HEADER, _PART_WORDS = 5, 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,16 @@ class Part:
     end: ir.Value
     low: ir.Value
     high: ir.Value
+
+
+class _Word:
+    """A word of a span, read where the attribute is."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __get__(self, span: "Span", _: type) -> ir.Value:
+        return span.word(self.place)
 
 
 class Span:
@@ -39,30 +48,14 @@ class Span:
         with b.ir.goto_entry_block():
             return cls(b, b.ir.alloca(I64, _HEADER + _PART_WORDS * most_parts))
 
-    @property
-    def start(self) -> ir.Value:
-        """Rows [start, end): outside of them nothing is visible."""
-        return self._word(_START)
-
-    @property
-    def end(self) -> ir.Value:
-        return self._word(_END)
-
-    @property
-    def cut_start(self) -> ir.Value:
-        """Rows [cut_start, cut_end): outside of them, in the span, everything is visible."""
-        return self._word(_CUT_START)
-
-    @property
-    def cut_end(self) -> ir.Value:
-        return self._word(_CUT_END)
-
-    @property
-    def part_count(self) -> ir.Value:
-        return self._word(_PARTS)
+    start, end = _Word(0), _Word(1)
+    """Rows [start, end): outside of them nothing is visible."""
+    cut_start, cut_end = _Word(2), _Word(3)
+    """Rows [cut_start, cut_end): outside of them, in the span, everything is visible."""
+    part_count = _Word(4)
 
     def part(self, number: Scalar) -> Part:
-        return Part(*(self._word(self._place(number, word)) for word in range(_PART_WORDS)))
+        return Part(*(self.word(self._place(number, word)) for word in range(_PART_WORDS)))
 
     @contextmanager
     def each_part(self) -> Iterator[Part]:
@@ -84,7 +77,7 @@ class Span:
     def _place(self, number: Scalar, word: int) -> Scalar:
         return self.b.add(self.b.mul(number, _PART_WORDS), _HEADER + word)
 
-    def _word(self, word: Scalar) -> ir.Value:
+    def word(self, word: Scalar) -> ir.Value:
         return self.b.load(I64, self.pointer, self.b.mul(word, 8), align=8)
 
     def _set(self, word: Scalar, value: Scalar) -> None:
