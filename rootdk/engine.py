@@ -8,7 +8,6 @@ import struct
 from collections.abc import Mapping
 from ctypes import memset
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NoReturn
 
 import numpy as np
@@ -26,9 +25,9 @@ from rootdk.planning.partition import Partition, panel_bytes, partition, worth_t
 from rootdk.planning.schedule import DECODE_KEY_VECTORS, DecodeSpec, ForwardSpec, schedule_for
 from rootdk.problem import Bound, Operands, Problem
 from rootdk.runtime import threads
-from rootdk.runtime.cache import kernels
 from rootdk.runtime.compiler import Address
 from rootdk.runtime.workspace import address, borrow, give_back
+from rootdk.sources import kernel
 
 __all__ = [
     "Captured", "Prepared", "allocate", "capture", "frame_words", "launch", "prepare", "proofs", "raise_fault", "run",
@@ -147,7 +146,7 @@ def _prepare_decode(
     shared = _Shared(heads * chunks * padded * state, heads)
     return Prepared(
         problem, spec, target, Partition(0, 0, 0, 1), workers, heads * chunks, words["scratch_bytes"] * workers, shared,
-        _kernel(spec, target), _frame_tail(frame), keep,
+        kernel(spec, target), _frame_tail(frame), keep,
     )  # fmt: skip
 
 
@@ -181,7 +180,7 @@ def _prepare_forward(
         frame[FRAME[name]] = value
     workers = max(1, min(workers, tasks))
     return Prepared(
-        problem, spec, target, cut, workers, tasks, scratch * workers, _Shared(0, 0), _kernel(spec, target),
+        problem, spec, target, cut, workers, tasks, scratch * workers, _Shared(0, 0), kernel(spec, target),
         _frame_tail(frame), keep,
     )  # fmt: skip
 
@@ -234,26 +233,6 @@ def launch(prepared: Prepared, addresses: tuple[int, int, int, int, int, int], c
         give_back(workspace)
     if fault[0]:
         raise_fault(captured.sites, fault)
-
-
-def _kernel(spec: ForwardSpec | DecodeSpec, target: Target) -> Address:
-    def build() -> str:
-        # llvmlite's builder is needed only here: a kernel that is on disk runs without it
-        if isinstance(spec, DecodeSpec):
-            from rootdk.codegen.decode import decode_module
-
-            return str(decode_module(spec, target))
-        from rootdk.codegen.forward import forward_module
-
-        return str(forward_module(spec, target))
-
-    return kernels().get(_key(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
-
-
-@lru_cache(maxsize=256)
-def _key(spec: ForwardSpec | DecodeSpec) -> str:
-    # remembered: to write a graph out takes many times as long as to hash it
-    return repr(spec)
 
 
 def proofs(problem: Problem, operands: Operands, tables: tuple[np.ndarray, ...]) -> tuple[bool, frozenset[int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from rootdk import engine
 from rootdk.dtypes import Kind
 from rootdk.engine import Captured
-from rootdk.machine import Target, host
+from rootdk.machine import host
 from rootdk.mods.derivative import differentiate
 from rootdk.mods.expr import Graph, GraphBuilder
 from rootdk.planning.frame import CALL_WORDS, FRAME
@@ -22,9 +22,9 @@ from rootdk.planning.partition import worth_threads
 from rootdk.planning.schedule import KEY_CHUNK, KEY_GROUP, BackwardSpec, Derivative, Schedule, schedule_for
 from rootdk.problem import Bound, Problem
 from rootdk.runtime import threads
-from rootdk.runtime.cache import kernels
 from rootdk.runtime.compiler import Address
 from rootdk.runtime.workspace import address, borrow, give_back
+from rootdk.sources import kernel
 
 __all__ = ["InputGradients", "Prepared", "Rows", "allocate", "prepare", "run"]
 
@@ -137,8 +137,8 @@ def prepare(
     for name, word in words.items():
         frame[FRAME[name]] = word
     tail = frame[len(CALL_WORDS) :].tobytes() + bytes(_FAULT.size)
-    kernel = _kernel(spec, target)
-    return Prepared(problem, spec, summed, stored, shares, workers, tasks, scratch * workers, sums, kernel, tail, keep)
+    code = kernel(spec, target)
+    return Prepared(problem, spec, summed, stored, shares, workers, tasks, scratch * workers, sums, code, tail, keep)
 
 
 def run(
@@ -207,16 +207,6 @@ def _views_by_address(rows: Rows, grads: InputGradients) -> dict[str, int]:
         "grad_query": grads.query, "grad_key": grads.key, "grad_value": grads.value,
     }  # fmt: skip
     return {name: 0 if array is None else address(array) for name, array in arrays.items()}
-
-
-def _kernel(spec: BackwardSpec, target: Target) -> Address:
-    def build() -> str:
-        # llvmlite's builder is needed only here: a kernel that is on disk runs without it
-        from rootdk.codegen.backward import backward_module
-
-        return str(backward_module(spec, target))
-
-    return kernels().get(repr(spec), target, (spec.ENTRY,), build)[spec.ENTRY]
 
 
 def _derivative(problem: Problem, wanted: tuple[int, ...]) -> Derivative | None:

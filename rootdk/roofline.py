@@ -10,8 +10,8 @@ from rootdk.codegen import roofline as code
 from rootdk.machine import host
 from rootdk.planning.cost import Peaks
 from rootdk.runtime import threads
-from rootdk.runtime.cache import kernels
-from rootdk.runtime.compiler import Kernel
+from rootdk.runtime.cache import Source, kernels
+from rootdk.runtime.compiler import Code
 
 __all__ = ["Roofline", "peaks"]
 
@@ -80,6 +80,7 @@ def _best(call: Callable[[], None]) -> float:
 
 
 @cache
-def _kernels() -> Kernel:
+def _kernels() -> Code:
     target = host()
-    return kernels().get("roofline", target, (code.FMA, code.READ), lambda: str(code.module(target)))
+    source = Source("roofline", lambda: str(code.module(target)), (code.FMA, code.READ))
+    return kernels().get(source, target)

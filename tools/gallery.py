@@ -23,7 +23,6 @@ import numpy as np
 import rootdk
 from rootdk import engine, problem
 from rootdk.bench.timing import in_turns, machine
-from rootdk.codegen.forward import forward_module
 from rootdk.machine import AVX2, host
 from rootdk.mods import ranges
 from rootdk.planning.partition import partition
@@ -31,6 +30,7 @@ from rootdk.planning.schedule import schedule_for
 from rootdk.planning.tile_map import Cut, TileMap, tile_map
 from rootdk.runtime.cache import KernelCache
 from rootdk.runtime.store import Store
+from rootdk.sources import source
 
 DOCS = Path(__file__).parent.parent / "docs"
 SPEEDS = DOCS / "gallery.json"
@@ -179,7 +179,7 @@ def _readiness(arrays: list[np.ndarray], mask: Any) -> dict[str, float]:
             for name in times:  # the second cache finds on disk what the first has compiled
                 cache = KernelCache(Store(Path(folder)))
                 start = time.perf_counter()
-                cache.get(repr(spec), host(), (spec.ENTRY,), lambda: str(forward_module(spec, host())))
+                cache.get(source(spec, host()), host())
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(samples) for name, samples in times.items()}
 

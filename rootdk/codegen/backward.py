@@ -56,7 +56,7 @@ class _Routines:
         self.row_blocks = RowBlocks(entry, spec)
         self.query_gradients = QueryGradients(entry, mods, spec.schedule)
         self.trimmed = Visibility(entry, spec.graph).trimmed(QUERIES)
-        products = TileProducts(entry, spec.schedule.tiles, hides=mods.may_hide)
+        products = TileProducts(entry.function.module, spec.products)
         self.panels = [
             PanelGradients(entry, spec, mods, products, vectors) for vectors in range(1, spec.schedule.vectors + 1)
         ]

@@ -183,7 +183,7 @@ class PanelGradients:
                     b.store_lanes(score, raw.pointer, raw.offset(i, n))
                 score = self.mods.modify(b, score, self._environment(i, n, score), masked=masked)
                 weight = softmax.exponential(b.ir.fsub(score, lse))
-                if self.mods.may_hide:
+                if self.mods.graph.may_hide:
                     hidden = b.ir.fcmp_ordered("==", score, b.splat(float("-inf")))
                     weight = b.ir.select(hidden, b.splat(HIDDEN_WEIGHT), weight)
                 b.store_lanes(weight, weights.pointer, weights.offset(i, n))
@@ -204,7 +204,7 @@ class PanelGradients:
                     dropped = self.drops.dropout.drop(weight, kept[n])
                     b.store_lanes(dropped, weights.pointer, weights.offset(i, n))
                     product = self.drops.dropout.grow(product, kept[n])
-                hidden = is_hidden_weight(b, weight) if self.mods.may_hide else None
+                hidden = is_hidden_weight(b, weight) if self.mods.graph.may_hide else None
                 gradient = b.ir.fmul(weight, b.ir.fsub(product, delta))
                 gradient = self._keep_hidden(gradient, hidden)
                 if self.spec.needs_raw_scores:
@@ -249,5 +249,5 @@ class PanelGradients:
 
     def _accumulate(self, rows: Matrix, tile: ScoreTile, sums: ir.Value, width: ir.Value) -> None:
         """sums[c, lanes] += sum over i of rows[i][c] * tile[i, lanes]."""
-        target = Sums(Matrix(sums, self.panel.stride), width, self.products.ones, self.chain)
+        target = Sums(Matrix(sums, self.panel.stride), width, self.products.ones(self.b), self.chain)
         self.span_products.sums(rows, tile.matrix, target)

@@ -69,14 +69,22 @@ class Builder:
         export: bool = False,
     ) -> "Builder":
         """A builder on a new function of ``module``; private to the module unless exported."""
-        function = ir.Function(module, ir.FunctionType(returns or ir.VoidType(), list(arguments)), name)
+        function = cls.declare(module, name, arguments, returns)
         if not export:
             function.linkage = "internal"
             # One copy of each tile routine: inlining every use multiplied compile time and gained nothing.
             function.attributes.add("noinline")
-        function.attributes.add("nounwind")
         target, accumulator = (like.target, like.accumulator) if isinstance(like, Builder) else like
         return cls(function, target, accumulator)
+
+    @staticmethod
+    def declare(
+        module: ir.Module, name: str, arguments: Sequence[ir.Type], returns: ir.Type | None = None
+    ) -> ir.Function:
+        """A function of another module, or of this one if it gets a body."""
+        function = ir.Function(module, ir.FunctionType(returns or ir.VoidType(), list(arguments)), name)
+        function.attributes.add("nounwind")
+        return function
 
     # Constants -------------------------------------------------------------------------------------------------
 

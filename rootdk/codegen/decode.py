@@ -232,7 +232,7 @@ class _Task:
         with b.loop(0, count, b.lanes) as j:
             score = b.load_lanes(scores, b.mul(j, b.size))
             weight = self.softmax.exponential(b.ir.fsub(score, shift))
-            if self.mods.may_hide:
+            if self.mods.graph.may_hide:
                 hidden = b.ir.fcmp_ordered("==", score, b.splat(float("-inf")))
                 weight = b.ir.select(hidden, b.splat(HIDDEN_WEIGHT), weight)
             b.store_lanes(weight, scores, b.mul(j, b.size))
@@ -310,7 +310,7 @@ class _Task:
                 b.prefetch(ahead, line)
             return [b.load(b.vector, key, n * b.lanes * b.size) for n in range(shape[1])]
 
-        if self.mods.may_hide:
+        if self.mods.graph.may_hide:
             sums = poison_free_matmul(b, count, elements, lanes, shape, lambda weight, _: is_hidden_weight(b, weight))
         else:
             sums = tile_matmul(b, count, elements, lanes, shape)

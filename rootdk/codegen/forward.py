@@ -19,9 +19,10 @@ from functools import partial
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder
-from rootdk.codegen.forward_panel import AttendKernel, PanelRoutines, padded_width
+from rootdk.codegen.forward_panel import AttendKernel
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.panels import Rows, copy_row
+from rootdk.codegen.query_panels import QueryPanelRoutines, padded_width
 from rootdk.codegen.tile_products import TileProducts
 from rootdk.codegen.tile_scores import Mods
 from rootdk.codegen.trimming import KEYS, Tile
@@ -48,8 +49,8 @@ class _Task:
     def __init__(self, entry: Builder, spec: ForwardSpec) -> None:
         self.spec, self.schedule = spec, spec.schedule
         self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
-        self.routines = PanelRoutines(entry, spec, self.mods)
-        products = TileProducts(entry, self.schedule.tiles, hides=self.mods.may_hide)
+        self.routines = QueryPanelRoutines(entry.function.module, spec.panels)
+        products = TileProducts(entry.function.module, spec.products)
         widths = range(1, self.schedule.vectors + 1)
         self.attend = [AttendKernel(entry, spec, self.mods, products, vectors) for vectors in widths]
         self.visibility = Visibility(entry, spec.graph)

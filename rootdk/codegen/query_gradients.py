@@ -65,7 +65,7 @@ class QueryGradients:
             row = b.at(key_pointer, b.mul(j, key_stride))
             return [b.load(b.vector, row, n * b.lanes * b.size, b.size) for n in range(vectors)]
 
-        if self.mods.may_hide:
+        if self.mods.graph.may_hide:
             added = poison_free_matmul(b, count, elements, lanes, shape, lambda weight, _: is_hidden_weight(b, weight))
         else:
             added = tile_matmul(b, count, elements, lanes, shape)

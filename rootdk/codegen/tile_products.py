@@ -1,16 +1,16 @@
-"""The two products of a tile of scores, as functions of the module: one for each width in lane vectors.
+"""The two products of a tile of scores, as a library of functions: one for each width in lane vectors.
 
     scores    tile[j, lanes] = sum over r of rows[j][r] * packed[r, lanes]
     sums      sums[c, lanes] = factor[lanes] * sums[c, lanes] + sum over j of rows[j][c] * tile[j, lanes]
 
-Panels of the forward and of the backward pass are made of them. Strides are arguments, so that a narrow function also
+Panels of the forward and of the backward pass are made of them, whatever the graph, so they are compiled once. Strides are arguments, so that a narrow function also
 does a part of a wide tile: where a mask leaves some of its lane vectors nothing to see, they cost nothing.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from llvmlite import ir
 
@@ -20,9 +20,18 @@ from rootdk.codegen.panels import Matrix
 from rootdk.codegen.spans import Part, Span
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.codegen.tile_scores import ScoreTile, raw_scores
-from rootdk.planning.schedule import TileShape
+from rootdk.machine import Target
+from rootdk.planning.schedule import ProductsSpec
 
-__all__ = ["SpanProducts", "Sums", "TileProducts"]
+__all__ = ["SpanProducts", "Sums", "TileProducts", "products_module"]
+
+
+def products_module(spec: ProductsSpec, target: Target) -> ir.Module:
+    """The module that exports ``spec.functions``."""
+    module = ir.Module("rootdk_products")
+    module.triple = target.triple
+    TileProducts(module, spec).define(target)
+    return module
 
 
 @dataclass(frozen=True)
@@ -121,15 +130,24 @@ class SpanProducts:
 
 
 class TileProducts:
-    """The functions for tiles 1, 2, ... vectors wide; ``hides``: weights of hidden pairs are marked as such."""
+    """The functions for tiles 1, 2, ... vectors wide, as a module calls them or defines them."""
 
-    def __init__(self, entry: Builder, shapes: Sequence[TileShape], *, hides: bool) -> None:
-        self._entry, self._shapes, self._hides = entry, shapes, hides
-        self.columns = max(shape.value_rows for shape in shapes)
+    def __init__(self, module: ir.Module, spec: ProductsSpec) -> None:
+        self._spec, self._module = spec, module
+        self.columns = max(shape.value_rows for shape in spec.tiles)
         """Of sums that are computed at a time, at most."""
-        widths = list(enumerate(shapes, start=1))
-        self._scores = [self._define_scores(vectors, shape.score_rows) for vectors, shape in widths]
-        self._sums = [self._define_sums(vectors, shape.value_rows) for vectors, shape in widths]
+        rows = [POINTER, I64, I64]
+        self._scores = [Builder.declare(module, f"scores_{n}", [*rows, *rows, POINTER, I64]) for n in spec.widths]
+        self._sums = [
+            Builder.declare(module, f"sums_{n}", [*rows, POINTER, I64, POINTER, I64, I64, POINTER]) for n in spec.widths
+        ]
+
+    def define(self, target: Target) -> None:
+        """Give the functions their bodies."""
+        widths = enumerate(self._spec.tiles, start=1)
+        for scores, sums, (vectors, shape) in zip(self._scores, self._sums, widths, strict=True):
+            self._define_scores(Builder(scores, target, self._spec.accumulator), vectors, shape.score_rows)
+            self._define_sums(Builder(sums, target, self._spec.accumulator), vectors, shape.value_rows)
 
     def scores(self, b: Builder, vectors: Scalar, arguments: Sequence[ir.Value]) -> None:
         """(rows and their stride, count, packed and its stride, depth, tile and its stride): fill ``count`` rows of the
@@ -142,14 +160,14 @@ class TileProducts:
         goes on, so that a product can be computed part by part."""
         self._call(b, self._sums, vectors, arguments)
 
-    @cached_property
-    def ones(self) -> ir.Value:
+    def ones(self, b: Builder) -> ir.Value:
         """Factors that leave the sums as they are."""
-        count = len(self._sums) * self._entry.lanes
-        kind = ir.ArrayType(self._entry.real, count)
-        found = ir.GlobalVariable(self._entry.function.module, kind, "ones")
-        found.linkage, found.global_constant, found.align = "internal", True, self._entry.lanes * self._entry.size
-        found.initializer = ir.Constant(kind, [1.0] * count)
+        if found := self._module.globals.get("ones"):
+            return found
+        kind = ir.ArrayType(b.real, len(self._sums) * b.lanes)
+        found = ir.GlobalVariable(self._module, kind, "ones")
+        found.linkage, found.global_constant, found.align = "internal", True, b.lanes * b.size
+        found.initializer = ir.Constant(kind, [1.0] * kind.count)
         return found
 
     @staticmethod
@@ -159,18 +177,14 @@ class TileProducts:
         else:
             b.by_number(vectors, [partial(b.ir.call, function, arguments) for function in functions])
 
-    def _define_scores(self, vectors: int, height: int) -> ir.Function:
-        types = [POINTER, I64, I64] * 2 + [POINTER, I64]
-        b = Builder.define(self._entry.function.module, f"scores_{vectors}", types, self._entry)
+    def _define_scores(self, b: Builder, vectors: int, height: int) -> None:
         rows, row_stride, count, packed, packed_stride, depth, tile, tile_stride = b.function.args
         target = ScoreTile(b, tile, vectors, height, self._stride(b, vectors, tile_stride))
         packed_lanes = Matrix(packed, self._stride(b, vectors, packed_stride))
         raw_scores(target, Matrix(rows, row_stride), count, packed_lanes, depth)
-        return b.finish()
+        b.finish()
 
-    def _define_sums(self, vectors: int, columns: int) -> ir.Function:
-        types = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, POINTER]
-        b = Builder.define(self._entry.function.module, f"sums_{vectors}", types, self._entry)
+    def _define_sums(self, b: Builder, vectors: int, columns: int) -> None:
         rows, row_stride, count, tile, tile_stride, sums, sums_stride, width, factors = b.function.args
         tile_stride, sums_stride = (self._stride(b, vectors, stride) for stride in (tile_stride, sums_stride))
         continues = b.ir.icmp_unsigned("==", factors, ir.Constant(POINTER, None))
@@ -198,18 +212,18 @@ class TileProducts:
                 return [[slot.value for slot in row] for row in slots]
 
             shape = columns, vectors
-            if self._hides:
+            if self._spec.hides:
                 found = poison_free_matmul(
                     b, count, elements, lanes, shape, lambda _, weight: is_hidden_weight(b, weight), start
                 )
             else:
                 found = tile_matmul(b, count, elements, lanes, shape, start)
             self._put(b, found, own, continues, factors)
-        return b.finish()
+        b.finish()
 
     def _stride(self, b: Builder, vectors: int, given: ir.Value) -> Scalar:
         """Of lanes in memory. The widest function is no part of a wider tile: a stride that LLVM knows is worth 1 %."""
-        return vectors * b.lanes * b.size if vectors == len(self._shapes) else given
+        return vectors * b.lanes * b.size if vectors == len(self._spec.tiles) else given
 
     @staticmethod
     def _put(

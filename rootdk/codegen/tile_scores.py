@@ -87,11 +87,6 @@ class Mods:
         """Gathers that are copied tile by tile before the score function and the mask run."""
         return tile_gathers(self.graph, self.proven)
 
-    @property
-    def may_hide(self) -> bool:
-        """Some score can become -inf: by the mask, or by what the score function returns."""
-        return self.graph.mask is not None or self.graph.score is not None
-
     def environment(self, frame: Frame, leaves: Mapping[str, ir.Value]) -> Environment:
         """Indices are 64-bit scalars, or lanes of ``index_type``."""
         return Environment(

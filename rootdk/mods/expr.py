@@ -96,6 +96,11 @@ class Graph:
     arrays: tuple[ArraySpec, ...] = ()
     constants: tuple[Kind, ...] = ()
 
+    @property
+    def may_hide(self) -> bool:
+        """Some score can become -inf: by the mask, or by what the score function returns."""
+        return self.mask is not None or self.score is not None
+
 
 @dataclass
 class GraphBuilder:

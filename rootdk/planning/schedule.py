@@ -9,7 +9,7 @@ from rootdk.mods.expr import Graph
 
 __all__ = [
     "DECODE_KEY_VECTORS", "KEY_CHUNK", "KEY_GROUP", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec",
-    "Schedule", "TileShape", "schedule_for",
+    "ProductsSpec", "QueryPanelsSpec", "Schedule", "TileShape", "schedule_for",
 ]  # fmt: skip
 
 KEY_GROUP = 96
@@ -64,6 +64,39 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductsSpec:
+    """All that shapes the products of a tile of scores, a library of forward and backward kernels."""
+
+    accumulator: DType
+    tiles: tuple[TileShape, ...]
+    hides: bool
+    """Weights of hidden pairs are marked as such, and what they would be multiplied with is not looked at."""
+
+    @property
+    def widths(self) -> range:
+        """Of tiles, in lane vectors."""
+        return range(1, len(self.tiles) + 1)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(f"{name}_{vectors}" for name in ("scores", "sums") for vectors in self.widths)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPanelsSpec:
+    """All that shapes what a forward kernel does to panels of queries outside its hot loops, as a library."""
+
+    dtype: DType
+    value_rows: int
+    chunk: int
+    log2_scores: bool
+    """Scores come multiplied by log2 e: the factor of exp(x) = exp2(x log2 e) rides on the queries' scale."""
+    dropout: bool
+
+    functions: ClassVar = ("start_panel", "clear_chunk", "merge_chunk", "finish_panel")
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardSpec:
     """All that shapes the code of a forward kernel: its key, together with the target."""
 
@@ -75,6 +108,15 @@ class ForwardSpec:
     dropout: bool
 
     ENTRY: ClassVar = "forward"
+
+    @property
+    def products(self) -> ProductsSpec:
+        return ProductsSpec(self.dtype.accumulator, self.schedule.tiles, self.graph.may_hide)
+
+    @property
+    def panels(self) -> QueryPanelsSpec:
+        schedule, log2_scores = self.schedule, self.graph.score is None
+        return QueryPanelsSpec(self.dtype, schedule.value_rows, schedule.chunk, log2_scores, self.dropout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +158,10 @@ class BackwardSpec:
     dropout: bool
 
     ENTRY: ClassVar = "backward"
+
+    @property
+    def products(self) -> ProductsSpec:
+        return ProductsSpec(self.dtype.accumulator, self.schedule.tiles, self.graph.may_hide)
 
     @property
     def needs_raw_scores(self) -> bool:

@@ -1,4 +1,4 @@
-"""Compiled kernels by what shapes their code: in memory, then on disk, then compiled."""
+"""Machine code by what shapes it: in memory, then on disk, then compiled."""
 
 import hashlib
 import os
@@ -13,58 +13,66 @@ from pathlib import Path
 from rootdk.config import config
 from rootdk.machine import Target
 from rootdk.runtime import compiler
-from rootdk.runtime.compiler import Kernel
+from rootdk.runtime.compiler import Code
 from rootdk.runtime.store import Entry, Status, Store, default_folder
 
-__all__ = ["Counters", "KernelCache", "kernels"]
+__all__ = ["Counters", "KernelCache", "Source", "kernels"]
 
-# A few hundred kilobytes each at most. A kernel that is in use outlives its eviction.
-_KERNELS_IN_MEMORY = 256
+# A few hundred kilobytes each at most. What is in use outlives its eviction.
+_CODES_IN_MEMORY = 256
 _SOURCE_FOLDERS = (".", "codegen", "mods", "planning", "runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What machine code comes from."""
+
+    key: str
+    """Everything that shapes the code, in words: problem, graph, schedule. The rest (target, LLVM's and rootdk's
+    versions) is added by the cache."""
+    build: Callable[[], str]
+    """Gives the module's IR text, where it must be compiled."""
+    entries: tuple[str, ...] = ()
+    """The module's ``void (ptr)`` functions that are called from outside, under a guard."""
+    functions: tuple[str, ...] = ()
+    """Those that other code calls, which has this one as a library."""
+    libraries: tuple["Source", ...] = ()
+    """Whose functions this one calls. They follow from the key."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """How the kernels asked for since the start of the process were found."""
+    """How the kernels asked for since the start of the process were found; their libraries are not counted."""
 
     compilations: int = 0
     disk_hits: int = 0
     memory_hits: int = 0
 
+    def count(self, name: str) -> None:
+        setattr(self, name, getattr(self, name) + 1)
+
 
 class KernelCache:
     """Kernels by key. Safe from many threads: one key is compiled once while others go on."""
 
-    def __init__(self, store: Store, capacity: int = _KERNELS_IN_MEMORY) -> None:
+    def __init__(self, store: Store, capacity: int = _CODES_IN_MEMORY) -> None:
         self._store = store
         self._capacity = capacity
-        self._memory: OrderedDict[tuple[str, Target], Kernel] = OrderedDict()
+        self._memory: OrderedDict[tuple[str, Target], Code] = OrderedDict()
         self._counters = Counters()
         self._start_locks()
         _living.add(self)
 
-    def get(self, key: str, target: Target, entries: tuple[str, ...], build: Callable[[], str]) -> Kernel:
-        """The machine code of ``key`` for ``target``; ``build`` gives its IR text where it must be compiled.
-
-        Args:
-            key: everything that shapes the code, in words: problem, graph, schedule. The rest (target, LLVM's and
-                rootdk's versions) is added here.
-            entries: the module's ``void (ptr)`` functions to export.
+    def get(self, source: Source, target: Target) -> Code:
+        """The machine code of a kernel for ``target``, its libraries with it.
 
         Raises:
-            CompileError: LLVM refuses the module. What ``build`` raises passes through.
+            CompileError: LLVM refuses the module. What ``source.build`` raises passes through.
         """
-        full_key = (key, target)
-        if kernel := self._remembered(full_key):
-            return kernel
+        code, found = self._code(source, target)
         with self._lock:
-            turn = self._turns.setdefault(full_key, threading.Lock())
-        with turn:
-            try:
-                return self._remembered(full_key) or self._found(full_key, entries, build)
-            finally:
-                with self._lock:
-                    self._turns.pop(full_key, None)
+            self._counters.count(found)
+        return code
 
     def counters(self) -> Counters:
         """A copy of the counters."""
@@ -85,32 +93,45 @@ class KernelCache:
         del dropped
         return self._store.clear()
 
-    def _remembered(self, full_key: tuple[str, Target]) -> Kernel | None:
+    def _code(self, source: Source, target: Target) -> tuple[Code, str]:
+        """The code, and which counter tells how it was found."""
+        full_key = (source.key, target)
+        if code := self._remembered(full_key):
+            return code, "memory_hits"
         with self._lock:
-            kernel = self._memory.get(full_key)
-            if kernel:
-                self._memory.move_to_end(full_key)
-                self._counters.memory_hits += 1
-            return kernel
+            turn = self._turns.setdefault(full_key, threading.Lock())
+        with turn:
+            try:
+                if code := self._remembered(full_key):
+                    return code, "memory_hits"
+                return self._found(source, target)
+            finally:
+                with self._lock:
+                    self._turns.pop(full_key, None)
 
-    def _found(self, full_key: tuple[str, Target], entries: tuple[str, ...], build: Callable[[], str]) -> Kernel:
-        """The kernel from disk, or compiled and put there; remembered in either case."""
-        key, target = full_key
-        digest = _digest(key, target, entries)
-        image = self._store.read(digest)
-        compiled = image is None
-        if image is None:
-            image = compiler.compile_object(build(), target, entries)
-            self._store.write(digest, image)
-        kernel = compiler.load(image, entries, target)
+    def _remembered(self, full_key: tuple[str, Target]) -> Code | None:
         with self._lock:
-            self._counters.compilations += compiled
-            self._counters.disk_hits += not compiled
-            self._memory[full_key] = kernel
-            # Dropping a kernel unloads it, which may wait for LLVM: not under this lock.
+            code = self._memory.get(full_key)
+            if code:
+                self._memory.move_to_end(full_key)
+            return code
+
+    def _found(self, source: Source, target: Target) -> tuple[Code, str]:
+        """From disk, or compiled and put there; remembered in either case."""
+        digest = _digest(source, target)
+        image = self._store.read(digest)
+        found = "compilations" if image is None else "disk_hits"
+        if image is None:
+            image = compiler.compile_object(source.build(), target, source.entries)
+            self._store.write(digest, image)
+        libraries = [self._code(library, target)[0] for library in source.libraries]
+        code = compiler.load(image, source.entries, target, source.functions, libraries)
+        with self._lock:
+            self._memory[source.key, target] = code
+            # Dropping code unloads it, which may wait for LLVM: not under this lock.
             evicted = self._memory.popitem(last=False) if len(self._memory) > self._capacity else None
         del evicted
-        return kernel
+        return code, found
 
     def _start_locks(self) -> None:
         self._lock = threading.Lock()
@@ -137,8 +158,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _digest(key: str, target: Target, entries: tuple[str, ...]) -> bytes:
-    parts = (key, repr(astuple(target)), repr(entries), compiler.llvm_version(), _sources())
+def _digest(source: Source, target: Target) -> bytes:
+    names = repr((source.entries, source.functions))
+    parts = (source.key, repr(astuple(target)), names, compiler.llvm_version(), _sources())
     return hashlib.sha256("\0".join(parts).encode()).digest()
 
 

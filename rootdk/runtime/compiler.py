@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,10 +11,10 @@ from rootdk.errors import RootdkError
 from rootdk.machine import Target
 from rootdk.runtime import float_state
 
-__all__ = ["Address", "CompileError", "Kernel", "assembly", "compile_object", "llvm_version", "load"]
+__all__ = ["Address", "Code", "CompileError", "assembly", "compile_object", "llvm_version", "load"]
 
 # One thread at a time is inside LLVM. It is also held across a fork, so that a child never inherits LLVM half-way
-# through a change. Reentrant because the garbage collector may drop a Kernel at any moment, in any thread.
+# through a change. Reentrant because the garbage collector may drop a Code at any moment, in any thread.
 lock = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
@@ -25,50 +25,68 @@ class CompileError(RootdkError, RuntimeError):
 
 
 class Address(int):
-    """Where an entry of a kernel is; keeps the kernel loaded."""
+    """Where a function is; keeps its code loaded."""
 
-    kernel: "Kernel"
+    code: "Code"
 
 
-class Kernel:
-    """Loaded machine code. Unloaded when the last reference to it, or to an address in it, goes."""
+class Code:
+    """Loaded machine code. Unloaded when the last reference to it, to an address in it, or to what calls it goes."""
 
-    def __init__(self, image: bytes, entries: Iterable[str], target: Target) -> None:
+    def __init__(
+        self, image: bytes, symbols: Mapping[str, str], target: Target, libraries: Sequence["Code"] = ()
+    ) -> None:
         llvm = _llvm()
         builder = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
-        for entry in entries:
-            builder.export_symbol(float_state.guarded(entry))
+        for symbol in symbols.values():
+            builder.export_symbol(symbol)
+        for library in libraries:
+            for name, symbol in library._symbols.items():
+                builder.import_symbol(symbol, library[name])
+        self._symbols, self._libraries = symbols, libraries
         with lock:
-            # An engine for each kernel costs 0.4 ms and gives back every byte; kernels that share one leave 10 KB each.
-            # JITLink lays a kernel out as one block, as its small code model requires.
+            # An engine for each image costs 0.4 ms and gives back every byte; images that share one leave 10 KB each.
+            # JITLink lays an image out as one block, as its small code model requires.
             self._engine = llvm.create_lljit_compiler(_machine(target), use_jit_link=True)
             try:
-                self._code = builder.link(self._engine, "rootdk")
+                self._linked = builder.link(self._engine, "rootdk")
             except RuntimeError as error:
                 self._engine.close()
-                raise CompileError(f"loading a kernel failed: {error}") from error
+                raise CompileError(f"loading machine code failed: {error}") from error
 
-    def __getitem__(self, entry: str) -> Address:
-        """The address of the exported function ``entry``."""
-        address = Address(self._code[float_state.guarded(entry)])
-        address.kernel = self
+    def __getitem__(self, name: str) -> Address:
+        """The address of the exported function ``name``; an entry's is that of its guard."""
+        address = Address(self._linked[self._symbols[name]])
+        address.code = self
         return address
 
     def __del__(self) -> None:
         # at the interpreter's end llvmlite may be gone already, and all memory with it soon
-        if (code := getattr(self, "_code", None)) and not sys.is_finalizing():
+        if (linked := getattr(self, "_linked", None)) and not sys.is_finalizing():
             with lock:
-                code.close()
+                linked.close()
                 self._engine.close()
 
 
-def load(image: bytes, entries: Iterable[str], target: Target) -> Kernel:
-    """Put object code into memory, with the C library's functions (memcpy, memset) at its disposal.
+def load(
+    image: bytes,
+    entries: Iterable[str],
+    target: Target,
+    functions: Iterable[str] = (),
+    libraries: Sequence[Code] = (),
+) -> Code:
+    """Put object code into memory; it may call the C library (memcpy, memset) and the functions of ``libraries``.
+
+    Args:
+        image: what ``compile_object`` returned.
+        entries: guarded functions to export, for callers from outside.
+        functions: others to export, for code that has this one as a library.
 
     Raises:
-        CompileError: not object code for this machine, or an entry that is not in it.
+        CompileError: not object code for this machine, or a name that is not in it or in the libraries.
     """
-    return Kernel(image, entries, target)
+    symbols = {entry: float_state.guarded(entry) for entry in entries} | {name: name for name in functions}
+    return Code(image, symbols, target, libraries)
 
 
 def compile_object(ir_text: str, target: Target, entries: Iterable[str]) -> bytes:

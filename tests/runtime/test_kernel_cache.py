@@ -12,7 +12,7 @@ from sample_kernels import SQUARE, SQUARES, square
 
 from rootdk import machine
 from rootdk.runtime import cache, compiler
-from rootdk.runtime.cache import Counters, KernelCache
+from rootdk.runtime.cache import Counters, KernelCache, Source
 from rootdk.runtime.store import Store
 
 
@@ -22,20 +22,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def get(kernels: KernelCache, key: str = "square"):
-    return kernels.get(key, machine.host(), ("square",), lambda: SQUARE)
+    return kernels.get(Source(key, lambda: SQUARE, ("square",)), machine.host())
 
 
 def no_build() -> str:
     raise AssertionError("compiled again")
 
 
+NOT_AGAIN = Source("square", no_build, ("square",))
+
+
 def test_compiled_once_then_found_in_memory_then_on_disk(folder):
     kernels = KernelCache(Store(folder))
     first = get(kernels)
-    assert kernels.get("square", machine.host(), ("square",), no_build) is first
+    assert kernels.get(NOT_AGAIN, machine.host()) is first
     assert kernels.counters() == Counters(compilations=1, disk_hits=0, memory_hits=1)
     fresh = KernelCache(Store(folder))
-    again = fresh.get("square", machine.host(), ("square",), no_build)
+    again = fresh.get(NOT_AGAIN, machine.host())
     assert fresh.counters() == Counters(compilations=0, disk_hits=1, memory_hits=0)
     assert square(again["square"]) == SQUARES
     assert len(fresh.show()) == 1
@@ -44,10 +47,10 @@ def test_compiled_once_then_found_in_memory_then_on_disk(folder):
 def test_everything_that_shapes_the_code_is_in_the_key(monkeypatch):
     host = machine.host()
 
-    def digest(key="a", target=host, entries=("f",)):
-        return cache._digest(key, target, entries)
+    def digest(key="a", target=host, entries=("f",), functions=()):
+        return cache._digest(Source(key, no_build, entries, functions), target)
 
-    seen = {digest(), digest(key="b"), digest(entries=("g",)), digest(entries=("f", "g"))}
+    seen = {digest(), digest(key="b"), digest(entries=("g",)), digest(entries=("f", "g")), digest(functions=("f",))}
     for field in dataclasses.fields(host):
         changed = {str: "x", int: 1, bool: not getattr(host, field.name)}[field.type]
         seen.add(digest(target=dataclasses.replace(host, **{field.name: changed})))
@@ -55,7 +58,7 @@ def test_everything_that_shapes_the_code_is_in_the_key(monkeypatch):
     seen.add(digest())
     monkeypatch.setattr(cache, "_sources", lambda: "edited")
     seen.add(digest())
-    assert len(seen) == 4 + len(dataclasses.fields(host)) + 2
+    assert len(seen) == 5 + len(dataclasses.fields(host)) + 2
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:100], lambda content: b"", lambda content: content[::-1]])
@@ -103,7 +106,7 @@ def test_the_least_recently_used_kernel_is_evicted():
 def test_a_failing_build_passes_through_and_can_be_repeated(folder):
     kernels = KernelCache(Store(folder))
     with pytest.raises(AssertionError, match="compiled again"):
-        kernels.get("square", machine.host(), ("square",), no_build)
+        kernels.get(NOT_AGAIN, machine.host())
     assert square(get(kernels)["square"]) == SQUARES
 
 
@@ -127,7 +130,7 @@ def test_many_threads_compile_a_key_once_and_other_keys_go_on():
         return SQUARE
 
     def ask(found):
-        found.append(kernels.get("slow", machine.host(), ("square",), slow_build))
+        found.append(kernels.get(Source("slow", slow_build, ("square",)), machine.host()))
 
     found: list = []
     threads = [threading.Thread(target=ask, args=(found,)) for _ in range(8)]
@@ -148,7 +151,7 @@ def test_a_fork_during_a_build_leaves_a_child_that_can_build():
     code = """
 import os, threading
 from rootdk import machine
-from rootdk.runtime.cache import KernelCache
+from rootdk.runtime.cache import KernelCache, Source
 from rootdk.runtime.store import Store
 from sample_kernels import SQUARE, SQUARES, square
 kernels = KernelCache(Store(None))
@@ -159,7 +162,7 @@ def never_ending_build():
     threading.Event().wait()
 
 def get(build):
-    return kernels.get("square", machine.host(), ("square",), build)
+    return kernels.get(Source("square", build, ("square",)), machine.host())
 
 threading.Thread(target=get, args=(never_ending_build,), daemon=True).start()
 started.wait()
@@ -175,10 +178,10 @@ os._exit(os.waitpid(child, 0)[1])
 def test_two_processes_at_once_agree(folder):
     code = """
 from rootdk import machine
-from rootdk.runtime.cache import kernels
+from rootdk.runtime.cache import Source, kernels
 from sample_kernels import SQUARE, SQUARES, square
 for number in range(20):
-    kernel = kernels().get(f"key {number}", machine.host(), ("square",), lambda: SQUARE)
+    kernel = kernels().get(Source(f"key {number}", lambda: SQUARE, ("square",)), machine.host())
     assert square(kernel["square"]) == SQUARES
 counters = kernels().counters()
 assert counters.compilations + counters.disk_hits == 20
@@ -197,9 +200,9 @@ def test_a_process_restricted_to_the_baseline_compiles_runs_and_keeps_its_own_ke
         pytest.skip("another architecture's preset")
     code = """
 from rootdk import machine
-from rootdk.runtime.cache import kernels
+from rootdk.runtime.cache import Source, kernels
 from sample_kernels import SQUARE, SQUARES, square
-kernel = kernels().get("square", machine.host(), ("square",), lambda: SQUARE)
+kernel = kernels().get(Source("square", lambda: SQUARE, ("square",)), machine.host())
 assert square(kernel["square"]) == SQUARES
 print(machine.host().name, kernels().counters().compilations)
 """

@@ -14,13 +14,13 @@ import rootdk.config
 from rootdk import machine
 from rootdk.errors import ArgumentError
 from rootdk.runtime import cache, openmp, threads
-from rootdk.runtime.cache import KernelCache
+from rootdk.runtime.cache import KernelCache, Source
 from rootdk.runtime.store import Store
 
 
 @pytest.fixture(scope="module")
 def count():
-    return KernelCache(Store(None)).get("count", machine.host(), ("count",), lambda: COUNT)["count"]
+    return KernelCache(Store(None)).get(Source("count", lambda: COUNT, ("count",)), machine.host())["count"]
 
 
 @pytest.fixture
@@ -104,10 +104,10 @@ import os, signal, sys, threading, time
 import numpy as np
 from rootdk import machine
 from rootdk.runtime import openmp, threads
-from rootdk.runtime.cache import KernelCache
+from rootdk.runtime.cache import KernelCache, Source
 from rootdk.runtime.store import Store
 from sample_kernels import COUNT
-COUNTER = KernelCache(Store(None)).get("count", machine.host(), ("count",), lambda: COUNT)["count"]
+COUNTER = KernelCache(Store(None)).get(Source("count", lambda: COUNT, ("count",)), machine.host())["count"]
 
 def run_count(tasks, rounds, number):
     done = np.zeros(tasks, dtype=np.int64)

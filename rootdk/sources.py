@@ -1,0 +1,63 @@
+"""What the machine code of a kernel comes from: its module and the libraries that it calls."""
+
+from functools import lru_cache, partial
+
+from rootdk.machine import Target
+from rootdk.planning.schedule import BackwardSpec, DecodeSpec, ForwardSpec, ProductsSpec, QueryPanelsSpec
+from rootdk.runtime.cache import Source, kernels
+from rootdk.runtime.compiler import Address
+
+__all__ = ["kernel", "source"]
+
+KernelSpec = ForwardSpec | DecodeSpec | BackwardSpec
+LibrarySpec = ProductsSpec | QueryPanelsSpec
+
+
+def kernel(spec: KernelSpec, target: Target) -> Address:
+    """The entry of the machine code for ``spec``, from memory, from disk, or compiled."""
+    return kernels().get(source(spec, target), target)[spec.ENTRY]
+
+
+@lru_cache(maxsize=256)  # to write a graph out takes many times as long as to hash it
+def source(spec: KernelSpec, target: Target) -> Source:
+    """Of a kernel."""
+    libraries = tuple(_library(each, target) for each in _libraries(spec))
+    return Source(repr(spec), partial(_build, spec, target), entries=(spec.ENTRY,), libraries=libraries)
+
+
+def _libraries(spec: KernelSpec) -> tuple[LibrarySpec, ...]:
+    match spec:
+        case ForwardSpec():
+            return spec.products, spec.panels
+        case BackwardSpec():
+            return (spec.products,)
+    return ()
+
+
+def _library(spec: LibrarySpec, target: Target) -> Source:
+    return Source(repr(spec), partial(_build, spec, target), functions=spec.functions)
+
+
+def _build(spec: KernelSpec | LibrarySpec, target: Target) -> str:
+    # llvmlite's builder is needed only here: a kernel that is on disk runs without it
+    match spec:
+        case ForwardSpec():
+            from rootdk.codegen.forward import forward_module
+
+            return str(forward_module(spec, target))
+        case BackwardSpec():
+            from rootdk.codegen.backward import backward_module
+
+            return str(backward_module(spec, target))
+        case DecodeSpec():
+            from rootdk.codegen.decode import decode_module
+
+            return str(decode_module(spec, target))
+        case ProductsSpec():
+            from rootdk.codegen.tile_products import products_module
+
+            return str(products_module(spec, target))
+        case QueryPanelsSpec():
+            from rootdk.codegen.query_panels import query_panels_module
+
+            return str(query_panels_module(spec, target))
