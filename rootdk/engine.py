@@ -270,13 +270,13 @@ def frame_words(bound: Bound, results: dict[str, np.ndarray]) -> tuple[np.ndarra
     frame[FRAME["scale"]] = np.float64(problem.scale).view(np.int64)
     words = {
         "heads": problem.heads, "heads_per_kv": problem.groups, "q_len": problem.q_len, "kv_len": problem.kv_len,
-        "d_k": problem.d_k, "d_v": problem.d_v,
+        "d_k": problem.d_k, "d_v": problem.d_v, "log2_scores": problem.graph.score is None,
+        "dropout_scale": int(np.float64(dropout.scale(problem.dropout_p)).view(np.int64)),
     }  # fmt: skip
     if problem.dropout_p:
         words |= {
             "dropout_seed": int(np.uint64(operands.seed).view(np.int64)),
             "dropout_limit": dropout.threshold(problem.dropout_p) - 1,
-            "dropout_scale": int(np.float64(dropout.scale(problem.dropout_p)).view(np.int64)),
         }
     keep = []
     for name, view in {"query": operands.query, "key": operands.key, "value": operands.value, **results}.items():

@@ -139,7 +139,7 @@ class _Task:
     def _start(self) -> None:
         """Copy and scale the queries; nothing is seen yet. Rows that only pad hold the last query."""
         b = self.b
-        factor = self.frame.query_factor(self.softmax.log2_scores)
+        factor = self.frame.query_factor()
         splatted = b.splat(factor)
         with b.loop(0, self.padded_rows) as row:
             real = b.lower_of(row, b.sub(self.rows, 1))

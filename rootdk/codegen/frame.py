@@ -42,9 +42,12 @@ class Frame:
         """What dropout multiplies the weights that stay by, an accumulator."""
         return self.b.narrowed(self.b.load(ir.DoubleType(), self.place("dropout_scale"), align=8))
 
-    def query_factor(self, log2_scores: bool) -> ir.Value:
+    def log2_scores(self) -> ir.Value:
+        """Whether scores are exponents of 2: without a score function, log2 e rides on the scale."""
+        return self.b.ir.icmp_signed("!=", self.word("log2_scores"), self.b.index(0))
+
+    def query_factor(self) -> ir.Value:
         """The scale as an accumulator; with log2 e in it where scores are to be exponents of 2."""
-        b, scale = self.b, self.scale()
-        if log2_scores:
-            scale = b.ir.fmul(scale, ir.Constant(ir.DoubleType(), LOG2_E))
-        return b.narrowed(scale)
+        b, double = self.b, ir.DoubleType()
+        unit = b.ir.select(self.log2_scores(), ir.Constant(double, LOG2_E), ir.Constant(double, 1.0))
+        return b.narrowed(b.ir.fmul(self.scale(), unit))

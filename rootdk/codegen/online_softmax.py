@@ -36,14 +36,22 @@ class Softmax:
     """The softmax of scores in one unit: natural, or already multiplied by log2 e."""
 
     b: Builder
-    log2_scores: bool
+    log2_scores: bool | ir.Value
+    """Known where the scores' code is emitted, at run time in code that is shared."""
 
     def exponential(self, difference: ir.Value) -> ir.Value:
         """exp of a difference of scores that is <= 0."""
-        if not self.log2_scores:
-            # Not folded into one fma with the shift: s = m must give exactly 0, also for scores of 1e30.
-            difference = self.b.ir.fmul(difference, self.b.splat(LOG2_E))
-        return exp2_nonpositive(self.b, difference)
+        # Not folded into one fma with the shift: s = m must give exactly 0, also for scores of 1e30.
+        return exp2_nonpositive(self.b, self._times(difference, log2=1.0, natural=LOG2_E))
+
+    def _times(self, value: ir.Value, *, log2: float, natural: float) -> ir.Value:
+        """``value`` times what goes with the unit of the scores; times 1, it stays what it is to the bit."""
+        b, unit = self.b, self.log2_scores
+        if isinstance(unit, bool):
+            factor = b.scalar(log2 if unit else natural)
+        else:
+            factor = b.ir.select(unit, b.scalar(log2), b.scalar(natural))
+        return b.ir.fmul(value, factor if value.type == b.real else b.splat(factor))
 
     def shift(self, maximum: ir.Value) -> ir.Value:
         empty = self.b.ir.fcmp_ordered("==", maximum, self.b.splat(float("-inf")))
@@ -73,8 +81,7 @@ class Softmax:
         denominator = b.fma(total.sum, rescale, self.exponential(b.ir.fsub(sink, shift)))
         empty = b.ir.fcmp_ordered("==", denominator, b.splat(0.0))
         reciprocal = b.ir.select(empty, b.splat(0.0), b.ir.fdiv(b.splat(1.0), denominator))
-        natural = b.ir.fmul(shift, b.splat(LN_2)) if self.log2_scores else shift
-        lse = b.fma(log2(b, denominator), b.splat(LN_2), natural)
+        lse = b.fma(log2(b, denominator), b.splat(LN_2), self._times(shift, log2=LN_2, natural=1.0))
         return Denominator(b, rescale, denominator, reciprocal), lse
 
     def sink(self, sinks: ir.Value, head: ir.Value) -> ir.Value:
@@ -82,8 +89,7 @@ class Softmax:
         b = self.b
         sink = b.slot(b.scalar(float("-inf")))
         with b.when(b.ir.icmp_unsigned("!=", sinks, ir.Constant(POINTER, None))):
-            logit = b.load(b.real, sinks, b.mul(head, b.size))
-            sink.value = b.ir.fmul(logit, b.scalar(LOG2_E)) if self.log2_scores else logit
+            sink.value = self._times(b.load(b.real, sinks, b.mul(head, b.size)), log2=LOG2_E, natural=1.0)
         return b.splat(sink.value)
 
     def block(

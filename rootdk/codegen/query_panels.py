@@ -100,7 +100,7 @@ class QueryPanelRoutines:
             self._spec.dtype, queries, frame.word("query_row"), frame.word("query_element"), frame.word("q_len"),
             panel.d_k,
         )  # fmt: skip
-        scale = frame.query_factor(self._spec.log2_scores)
+        scale = frame.query_factor()
         splatted = b.splat(scale)
 
         def scaled(value: ir.Value) -> ir.Value:
@@ -121,9 +121,10 @@ class QueryPanelRoutines:
     def _clear_chunk(_b: Builder, _frame: Frame, panel: QueryPanel) -> None:
         panel.clear(QueryPanel.CHUNK)
 
-    def _merge(self, b: Builder, _frame: Frame, panel: QueryPanel) -> None:
+    @staticmethod
+    def _merge(b: Builder, frame: Frame, panel: QueryPanel) -> None:
         """Add the chunk's sums to the total."""
-        softmax = Softmax(b, self._spec.log2_scores)
+        softmax = Softmax(b, frame.log2_scores())
         sums, additions = panel.output(QueryPanel.TOTAL), panel.output(QueryPanel.CHUNK)
         with b.loop(0, panel.vectors) as n:
             old, new = softmax.merged(panel.stats(QueryPanel.TOTAL, n), panel.stats(QueryPanel.CHUNK, n))
@@ -136,21 +137,20 @@ class QueryPanelRoutines:
         head: ir.Value,
     ) -> None:  # fmt: skip
         """Divide by the sum, the head's sink included, and write the rows."""
-        softmax = Softmax(b, self._spec.log2_scores)
+        softmax = Softmax(b, frame.log2_scores())
         sink = softmax.sink(frame.address("sinks"), head)
         rows = Rows(
             self._spec.dtype, output, frame.word("output_row"), frame.word("output_element"), frame.word("q_len"),
             frame.word("d_v"),
         )  # fmt: skip
+        dropout_scale = b.splat(frame.dropout_scale())
         total = b.ir.zext(self._several_chunks(b, frame), I64)  # QueryPanel.TOTAL or CHUNK
         with b.loop(0, panel.vectors) as n:
             row = b.index(b.add(first, b.mul(n, b.lanes)))
             denominator, row_lse = softmax.normalised(panel.stats(total, n), sink)
-            if self._spec.dropout:
-                denominator = denominator.scaled(b.splat(frame.dropout_scale()))
             self._store_lse(b, frame, lse, row, row_lse)
             column = b.at(panel.output(total), panel.offset(0, n))
-            unpack(b, column, panel.stride, rows, row, denominator.divide)
+            unpack(b, column, panel.stride, rows, row, denominator.scaled(dropout_scale).divide)
 
     def _store_lse(self, b: Builder, frame: Frame, lse: ir.Value, first: ir.Value, value: ir.Value) -> None:
         """One per row; nowhere if nobody asked."""

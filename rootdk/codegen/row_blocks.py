@@ -72,7 +72,7 @@ class RowBlocks:
             )
             for name, width in (("query", "d_k"), ("grad_output", "d_v"), ("output", "d_v"))
         )  # fmt: skip
-        factor = frame.query_factor(self.spec.graph.score is None)
+        factor = frame.query_factor()
         splatted = b.splat(factor)
         with b.loop(0, count) as i:
             row = b.ir.add(first, i)
@@ -102,8 +102,7 @@ class RowBlocks:
     def _lse(self, b: Builder, frame: Frame, batch: ir.Value, head: ir.Value, row: ir.Value) -> ir.Value:
         """In the unit of the scores; +inf for a row that sees nothing, so that all its weights are 0."""
         value = b.load(b.real, frame.head_address("lse", batch, head), b.mul(row, frame.word("lse_row")))
-        if self.spec.graph.score is None:
-            value = b.ir.fmul(value, b.scalar(LOG2_E))
+        value = b.ir.fmul(value, b.ir.select(frame.log2_scores(), b.scalar(LOG2_E), b.scalar(1.0)))
         empty = b.ir.fcmp_ordered("==", value, b.scalar(float("-inf")))
         return b.ir.select(empty, b.scalar(float("inf")), value)
 

@@ -31,9 +31,10 @@ _SHAPE_WORDS = (
     # the partition: all panels are panel_vectors wide, the first wide_panels one more; tasks of several panels
     "tasks", "panels", "panel_vectors", "wide_panels", "panels_per_task", "tasks_per_head", "panel_bytes",
     "scratch_bytes",
-    # float64 bits: what queries are multiplied by
-    "scale",
-    # of dropout: 64 bits; a weight stays where its word exceeds the limit, an unsigned number; float64 bits: its factor
+    # float64 bits: what queries are multiplied by; 0 or 1: they are multiplied by log2 e too
+    "scale", "log2_scores",
+    # of dropout: 64 bits; a weight stays where its word exceeds the limit, an unsigned number; float64 bits: its
+    # factor, 1 where there is none
     "dropout_seed", "dropout_limit", "dropout_scale",
     # 0 or 1: rows of keys or values are copied to scratch block by block
     "pack_key", "pack_value",

@@ -89,9 +89,6 @@ class QueryPanelsSpec:
     dtype: DType
     value_rows: int
     chunk: int
-    log2_scores: bool
-    """Scores come multiplied by log2 e: the factor of exp(x) = exp2(x log2 e) rides on the queries' scale."""
-    dropout: bool
 
     functions: ClassVar = ("start_panel", "clear_chunk", "merge_chunk", "finish_panel")
 
@@ -115,8 +112,7 @@ class ForwardSpec:
 
     @property
     def panels(self) -> QueryPanelsSpec:
-        schedule, log2_scores = self.schedule, self.graph.score is None
-        return QueryPanelsSpec(self.dtype, schedule.value_rows, schedule.chunk, log2_scores, self.dropout)
+        return QueryPanelsSpec(self.dtype, self.schedule.value_rows, self.schedule.chunk)
 
 
 @dataclass(frozen=True, slots=True)
