@@ -3,14 +3,22 @@
 from functools import lru_cache, partial
 
 from rootdk.machine import Target
-from rootdk.planning.schedule import BackwardSpec, DecodeSpec, ForwardSpec, ProductsSpec, QueryPanelsSpec
+from rootdk.planning.schedule import (
+    BackwardSpec,
+    DecodeSpec,
+    ForwardSpec,
+    KeyPanelsSpec,
+    ProductsSpec,
+    QueryGradientsSpec,
+    QueryPanelsSpec,
+)
 from rootdk.runtime.cache import Source, kernels
 from rootdk.runtime.compiler import Address
 
 __all__ = ["kernel", "source"]
 
 KernelSpec = ForwardSpec | DecodeSpec | BackwardSpec
-LibrarySpec = ProductsSpec | QueryPanelsSpec
+LibrarySpec = ProductsSpec | QueryPanelsSpec | KeyPanelsSpec | QueryGradientsSpec
 
 
 def kernel(spec: KernelSpec, target: Target) -> Address:
@@ -30,7 +38,7 @@ def _libraries(spec: KernelSpec) -> tuple[LibrarySpec, ...]:
         case ForwardSpec():
             return spec.products, spec.panels
         case BackwardSpec():
-            return (spec.products,)
+            return spec.products, spec.panels, spec.query_gradients
     return ()
 
 
@@ -61,3 +69,11 @@ def _build(spec: KernelSpec | LibrarySpec, target: Target) -> str:
             from rootdk.codegen.query_panels import query_panels_module
 
             return str(query_panels_module(spec, target))
+        case KeyPanelsSpec():
+            from rootdk.codegen.key_panels import key_panels_module
+
+            return str(key_panels_module(spec, target))
+        case QueryGradientsSpec():
+            from rootdk.codegen.query_gradients import query_gradients_module
+
+            return str(query_gradients_module(spec, target))

@@ -130,14 +130,14 @@ def test_cache_shows_warms_and_clears(tmp_path):
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    assert cache("show")["kernels"] == []
+    assert cache("show")["files"] == []
     assert cache("warm", "--dtype", "float32") == {"compiled": 2, "on_disk": 0}
     assert cache("warm", "--dtype", "float32") == {"compiled": 0, "on_disk": 2}
     shown = cache("show")
     assert shown["folder"] == folder
-    assert len(shown["kernels"]) == 2
-    assert cache("clear") == {"removed": 2, "bytes": shown["bytes"]}
-    assert cache("show")["kernels"] == []
+    assert len(shown["files"]) == 2 + 3  # and the libraries: products with and without hidden pairs, panel routines
+    assert cache("clear") == {"removed": 5, "bytes": shown["bytes"]}
+    assert cache("show")["files"] == []
 
 
 def test_cache_says_why_nothing_is_kept():

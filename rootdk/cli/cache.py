@@ -1,4 +1,4 @@
-"""`rootdk cache`: the compiled kernels on disk."""
+"""`rootdk cache`: the compiled kernels on disk, and the libraries that they share."""
 
 import time
 from typing import Annotated
@@ -24,7 +24,7 @@ _NAMES = tuple(dtype.name for dtype in FLOATS)
 
 @cache.command()
 def show(as_json: JsonOption = False) -> None:
-    """List the kernels on disk, and say where they are or why none are kept."""
+    """List what is on disk, kernels and the libraries that they share, and say where, or why nothing is kept."""
     store = kernels()
     status = store.status()
     entries = store.show() if status.reads else ()
@@ -37,21 +37,21 @@ def show(as_json: JsonOption = False) -> None:
                 "writes": status.writes,
                 "reason": status.reason,
                 "bytes": total,
-                "kernels": [{"name": entry.name, "bytes": entry.size, "used": entry.used} for entry in entries],
+                "files": [{"name": entry.name, "bytes": entry.size, "used": entry.used} for entry in entries],
             }
         )
         return
     console = Console()
     if entries:
         table = Table(header_style="bold")
-        table.add_column("kernel")
+        table.add_column("file")
         table.add_column("size", justify="right")
         table.add_column("last used", justify="right")
         for entry in entries:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
             table.add_row(entry.name[:16], f"{entry.size / 1024:.0f} KiB", used)
         console.print(table)
-    console.print(f"{len(entries)} kernels, {total / 1024:.0f} KiB, in {status.folder}", markup=False, highlight=False)
+    console.print(f"{len(entries)} files, {total / 1024:.0f} KiB, in {status.folder}", markup=False, highlight=False)
     if status.reason:
         console.print(status.reason, style="yellow", markup=False)
 
@@ -61,7 +61,7 @@ def warm(
     dtype: Annotated[list[str] | None, typer.Option(help="Element types; all by default.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile plain and causal attention ahead of the first call."""
+    """Compile plain and causal attention ahead of the first call, and the libraries that other masks share."""
     wanted = dtype or list(_NAMES)
     for name in wanted:
         if name not in _NAMES:
@@ -83,10 +83,10 @@ def warm(
 
 @cache.command()
 def clear(as_json: JsonOption = False) -> None:
-    """Remove every kernel from disk."""
+    """Remove every kernel and library from disk."""
     removed = kernels().clear()
     total = sum(entry.size for entry in removed)
     if as_json:
         emit_json({"removed": len(removed), "bytes": total})
     else:
-        print(f"removed {len(removed)} kernels, {total / 1024:.0f} KiB")
+        print(f"removed {len(removed)} files, {total / 1024:.0f} KiB")

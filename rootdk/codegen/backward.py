@@ -18,12 +18,13 @@ from functools import partial
 
 from llvmlite import ir
 
-from rootdk.codegen.backward_panel import KeyPanel, PanelGradients
+from rootdk.codegen.backward_panel import PanelGradients
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.elements import store_elements
 from rootdk.codegen.frame import Frame
-from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, LN_2
-from rootdk.codegen.panels import Rows, copy_row, pack, unpack
+from rootdk.codegen.key_panels import KeyPanel, KeyPanelRoutines
+from rootdk.codegen.online_softmax import HIDDEN_WEIGHT
+from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.query_gradients import QueryGradients
 from rootdk.codegen.row_blocks import RowBlocks
 from rootdk.codegen.tile_products import TileProducts
@@ -52,11 +53,13 @@ class _Routines:
     """The functions that an item's loops call."""
 
     def __init__(self, entry: Builder, spec: BackwardSpec) -> None:
-        mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
-        self.row_blocks = RowBlocks(entry, spec)
-        self.query_gradients = QueryGradients(entry, mods, spec.schedule)
+        module = entry.function.module
+        self.row_blocks = RowBlocks(module, spec.panels)
+        self.key_panels = KeyPanelRoutines(module, spec.panels)
+        self.query_gradients = QueryGradients(module, spec.query_gradients)
         self.trimmed = Visibility(entry, spec.graph).trimmed(QUERIES)
-        products = TileProducts(entry.function.module, spec.products)
+        mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
+        products = TileProducts(module, spec.products)
         self.panels = [
             PanelGradients(entry, spec, mods, products, vectors) for vectors in range(1, spec.schedule.vectors + 1)
         ]
@@ -140,7 +143,7 @@ class _Item:
     def _group(self, group: ir.Value, end: ir.Value) -> None:
         b = self.b
         self.group, self.group_end, self.group_count = group, end, b.sub(end, group)
-        keys, values = self._operand("key", self.d_k), self._operand("value", self.d_v)
+        keys = self._operand("key", self.d_k)
         with b.loop(0, self.group_count) as j:
             target = b.at(self.keys, b.mul(j, self.key_stride))
             copy_row(b, keys, b.ir.add(group, j), target, padding=0)
@@ -148,12 +151,7 @@ class _Item:
             with b.loop(self.d_k, b.mul(self.key_vectors, b.lanes)) as r:
                 b.store(b.scalar(0.0), target, b.mul(r, b.size))
         self._partition()
-        with self._each_panel() as (panel, first, _):
-            for rows, packed in ((keys, panel.keys), (values, panel.values)):
-                with b.loop(0, panel.vectors) as n:
-                    row = b.index(b.add(first, b.mul(n, b.lanes)))
-                    pack(b, rows, row, b.at(packed, panel.offset(0, n)), panel.stride, lambda value: value)
-            self._clear(panel.key_sums, b.mul(panel.sum_rows, panel.stride))
+        self._call_for_panels(self.routines.key_panels.start, "key", "value")
         with b.loop(0, self.groups) as which:
             head = b.ir.add(b.ir.mul(self.kv_head, self.groups), which)
             sums = b.at(self.chunk_sums, b.mul(which, self.head_sums_bytes))
@@ -165,7 +163,7 @@ class _Item:
                 ) as span:
                     first, last = b.ir.add(query, span.start), b.ir.add(query, span.end)
                     self._block(head, first, last, b.at(sums, b.mul(first, self.key_stride)))
-        self._write_panels()
+        self._call_for_panels(self.routines.key_panels.finish, "grad_key", "grad_value")
 
     def _partition(self) -> None:
         """The group's panels, as equal as can be."""
@@ -232,18 +230,12 @@ class _Item:
             frame.word(f"{name}_element"), self.kv_len, width,
         )  # fmt: skip
 
-    def _write_panels(self) -> None:
-        """dK, out of the unit of the scaled queries that it was summed with, and dV."""
+    def _call_for_panels(self, routine: ir.Function, keys: str, values: str) -> None:
+        """A routine of ``KeyPanelRoutines`` for every panel of the group, on two operands of the frame."""
         b = self.b
-        key_factor = b.splat(LN_2 if self.spec.graph.score is None else 1.0)
-        value_factor = b.splat(self.frame.dropout_scale() if self.spec.dropout else 1.0)
-        key_rows, value_rows = self._operand("grad_key", self.d_k), self._operand("grad_value", self.d_v)
-        with self._each_panel() as (panel, first, _), b.loop(0, panel.vectors) as n:
-            row = b.index(b.add(first, b.mul(n, b.lanes)))
-            column = b.at(panel.key_sums, panel.offset(0, n))
-            unpack(b, column, panel.stride, key_rows, row, lambda vector: b.ir.fmul(vector, key_factor))
-            column = b.at(panel.value_sums, panel.offset(0, n))
-            unpack(b, column, panel.stride, value_rows, row, lambda vector: b.ir.fmul(vector, value_factor))
+        operands = [self.frame.head_address(name, self.batch, self.kv_head) for name in (keys, values)]
+        with self._each_panel() as (panel, first, _):
+            b.ir.call(routine, [self.frame.pointer, panel.pointer, panel.vectors, *operands, first])
 
     # dQ --------------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ products with it are left out where they would not be zero.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from llvmlite import ir
 
@@ -19,77 +19,18 @@ from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.dropout import Dropout, KeyLanes
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
+from rootdk.codegen.key_panels import KeyPanel
 from rootdk.codegen.lower_expr import Environment, lower, runs_along
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, Softmax, is_hidden_weight
-from rootdk.codegen.panels import LaneRows, Matrix
+from rootdk.codegen.panels import Matrix
+from rootdk.codegen.row_blocks import RowBlock
 from rootdk.codegen.scatter import Target
 from rootdk.codegen.spans import Span
 from rootdk.codegen.tile_products import SpanProducts, Sums, TileProducts
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices
 from rootdk.planning.schedule import KEY_GROUP, BackwardSpec, Schedule
 
-__all__ = ["KeyPanel", "PanelGradients", "RowBlock"]
-
-
-@dataclass(frozen=True)
-class RowBlock:
-    """A block of queries in scratch memory, as accumulators: scaled queries, output gradients, two numbers a row."""
-
-    queries: ir.Value
-    query_stride: ir.Value
-    gradients: ir.Value
-    gradient_stride: ir.Value
-    numbers: ir.Value
-    """[rows, 2]: the LSE in the unit of the scores (+inf for a row that sees nothing), and delta."""
-
-    TYPES = (POINTER, I64, POINTER, I64, POINTER)
-
-    def from_row(self, b: Builder, row: ir.Value) -> "RowBlock":
-        """The same block without the rows before ``row``."""
-        return replace(
-            self,
-            queries=b.at(self.queries, b.mul(row, self.query_stride)),
-            gradients=b.at(self.gradients, b.mul(row, self.gradient_stride)),
-            numbers=b.at(self.numbers, b.mul(row, 2 * b.size)),
-        )
-
-    @property
-    def arguments(self) -> tuple[ir.Value, ...]:
-        return self.queries, self.query_stride, self.gradients, self.gradient_stride, self.numbers
-
-
-@dataclass(frozen=True)
-class KeyPanel(LaneRows):
-    """A panel of keys in scratch memory: K^T and V^T packed, and the sums of dK^T and dV^T."""
-
-    d_k: ir.Value
-    d_v: ir.Value
-    padding: int
-    """Rows that tiles may write past the end of the sums."""
-
-    @property
-    def keys(self) -> ir.Value:
-        return self.pointer
-
-    @property
-    def values(self) -> ir.Value:
-        return self._after(self.d_k)
-
-    @property
-    def key_sums(self) -> ir.Value:
-        return self._after(self.b.add(self.d_k, self.d_v))
-
-    @property
-    def value_sums(self) -> ir.Value:
-        return self._after(self.b.add(self.b.add(self.b.mul(self.d_k, 2), self.d_v), self.padding))
-
-    @property
-    def sum_rows(self) -> Scalar:
-        """Of both sums, which lie one behind the other."""
-        return self.b.add(self.b.add(self.d_k, self.d_v), 2 * self.padding)
-
-    def _after(self, rows: Scalar) -> ir.Value:
-        return self.b.at(self.pointer, self.b.mul(rows, self.stride))
+__all__ = ["PanelGradients"]
 
 
 class PanelGradients:

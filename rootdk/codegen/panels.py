@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import Builder, Scalar
+from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.elements import load_elements, store_elements
 from rootdk.dtypes import DType
 
@@ -67,6 +67,13 @@ class Rows:
     stride: ir.Value
     count: ir.Value
     width: ir.Value
+
+    TYPES = (POINTER, *[I64] * 4)
+
+    @property
+    def arguments(self) -> tuple[ir.Value, ...]:
+        """All but the element type, as arguments of a function."""
+        return self.pointer, self.row_stride, self.stride, self.count, self.width
 
     def lane_pointers(self, b: Builder, first: ir.Value, lanes: int) -> list[ir.Value]:
         """Where the rows first, first + 1, ... start; past the last row, the last row."""

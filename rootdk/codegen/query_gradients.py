@@ -8,32 +8,41 @@ from llvmlite import ir
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.online_softmax import is_hidden_weight
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
-from rootdk.codegen.tile_scores import Mods
-from rootdk.planning.schedule import KEY_GROUP, Schedule
+from rootdk.machine import Target
+from rootdk.planning.schedule import KEY_GROUP, QueryGradientsSpec
 
-__all__ = ["QueryGradients"]
+__all__ = ["QueryGradients", "query_gradients_module"]
+
+
+def query_gradients_module(spec: QueryGradientsSpec, target: Target) -> ir.Module:
+    """The module that exports ``spec.functions``."""
+    module = ir.Module("rootdk_query_gradients")
+    module.triple = target.triple
+    QueryGradients(module, spec).define(target)
+    return module
 
 
 class QueryGradients:
     """The function (score gradients, keys, key stride, sums, sum stride, rows, keys in the group, vectors of d_k)."""
 
-    def __init__(self, entry: Builder, mods: Mods, schedule: Schedule) -> None:
-        self.mods, self.schedule = mods, schedule
-        self.function = self._define(entry)
+    def __init__(self, module: ir.Module, spec: QueryGradientsSpec) -> None:
+        self._spec = spec
+        self._most = len(spec.tiles)
+        self.function = Builder.declare(module, *spec.functions, [POINTER, POINTER, I64, POINTER, *[I64] * 4])
 
-    def _define(self, entry: Builder) -> ir.Function:
-        types = [POINTER, POINTER, I64, POINTER, *[I64] * 4]
-        b = Builder.define(entry.function.module, "query_gradients", types, entry)
+    def define(self, target: Target) -> None:
+        """Give the function its body."""
+        b = Builder(self.function, target, self._spec.accumulator)
         gradients, keys, key_stride, sums, sum_stride, rows, count, vectors = b.function.args
         # tiles of columns as equal as can be: four vectors are 2 + 2, not 3 + 1
-        tiles = b.ir.sdiv(b.ir.add(vectors, b.index(self.schedule.vectors - 1)), b.index(self.schedule.vectors))
+        tiles = b.ir.sdiv(b.ir.add(vectors, b.index(self._most - 1)), b.index(self._most))
         tiles = b.index(b.higher_of(tiles, 1))  # of no column where d_k is 0
         narrow, wide = b.ir.sdiv(vectors, tiles), b.ir.srem(vectors, tiles)
         with b.loop(0, tiles) as tile:
             first = b.add(b.mul(tile, narrow), b.lower_of(tile, wide))
             width = b.ir.add(narrow, b.ir.zext(b.less(tile, wide), I64))
             offset = b.mul(first, b.lanes * b.size)
-            for vectors_here, shape in enumerate(self.schedule.tiles, start=1):
+            for vectors_here, shape in enumerate(self._spec.tiles, start=1):
                 with (
                     b.when(b.ir.icmp_signed("==", width, b.index(vectors_here))),
                     b.loop(0, rows, shape.score_rows) as i,
@@ -42,7 +51,7 @@ class QueryGradients:
                         b, (shape.score_rows, vectors_here), count, b.at(gradients, b.mul(i, KEY_GROUP * b.size)),
                         (b.at(keys, offset), key_stride), (b.at(sums, b.add(b.mul(i, sum_stride), offset)), sum_stride),
                     )  # fmt: skip
-        return b.finish()
+        b.finish()
 
     def _tile(
         self,
@@ -65,7 +74,7 @@ class QueryGradients:
             row = b.at(key_pointer, b.mul(j, key_stride))
             return [b.load(b.vector, row, n * b.lanes * b.size, b.size) for n in range(vectors)]
 
-        if self.mods.graph.may_hide:
+        if self._spec.hides:
             added = poison_free_matmul(b, count, elements, lanes, shape, lambda weight, _: is_hidden_weight(b, weight))
         else:
             added = tile_matmul(b, count, elements, lanes, shape)

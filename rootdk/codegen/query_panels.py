@@ -1,6 +1,6 @@
 """What the forward kernel does to a panel of queries outside its hot loops, as a library of functions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -74,7 +74,7 @@ class QueryPanelRoutines:
 
     def __init__(self, module: ir.Module, spec: QueryPanelsSpec) -> None:
         self._spec = spec
-        extra = ([POINTER, I64], [], [], [POINTER, POINTER, I64, I64])
+        extra: tuple[list[ir.Type], ...] = ([POINTER, I64], [], [], [POINTER, POINTER, I64, I64])
         self.start, self.clear_chunk, self.merge, self.finish = (
             Builder.declare(module, name, [POINTER, POINTER, I64, *types])
             for name, types in zip(spec.functions, extra, strict=True)
@@ -82,7 +82,7 @@ class QueryPanelRoutines:
 
     def define(self, target: Target) -> None:
         """Give the functions their bodies."""
-        bodies = {
+        bodies: dict[ir.Function, Callable[..., None]] = {
             self.start: self._start, self.clear_chunk: self._clear_chunk, self.merge: self._merge,
             self.finish: self._finish,
         }  # fmt: skip

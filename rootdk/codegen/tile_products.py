@@ -3,8 +3,9 @@
     scores    tile[j, lanes] = sum over r of rows[j][r] * packed[r, lanes]
     sums      sums[c, lanes] = factor[lanes] * sums[c, lanes] + sum over j of rows[j][c] * tile[j, lanes]
 
-Panels of the forward and of the backward pass are made of them, whatever the graph, so they are compiled once. Strides are arguments, so that a narrow function also
-does a part of a wide tile: where a mask leaves some of its lane vectors nothing to see, they cost nothing.
+Panels of the forward and of the backward pass are made of them, whatever the graph: they are compiled once. Strides are
+arguments, so that a narrow function also does a part of a wide tile: where a mask leaves some of its lane vectors
+nothing to see, they cost nothing.
 """
 
 from collections.abc import Iterator, Sequence

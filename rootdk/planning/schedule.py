@@ -9,7 +9,7 @@ from rootdk.mods.expr import Graph
 
 __all__ = [
     "DECODE_KEY_VECTORS", "KEY_CHUNK", "KEY_GROUP", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec",
-    "ProductsSpec", "QueryPanelsSpec", "Schedule", "TileShape", "schedule_for",
+    "KeyPanelsSpec", "ProductsSpec", "QueryGradientsSpec", "QueryPanelsSpec", "Schedule", "TileShape", "schedule_for",
 ]  # fmt: skip
 
 KEY_GROUP = 96
@@ -94,6 +94,30 @@ class QueryPanelsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPanelsSpec:
+    """All that shapes what a backward kernel does to rows of queries and panels of keys outside its hot loops."""
+
+    dtype: DType
+    value_rows: int
+    block_rows: int
+    """Of a block of queries, with those past its end that tiles read."""
+
+    functions: ClassVar = ("load_rows", "start_panel", "finish_panel")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGradientsSpec:
+    """All that shapes the product of score gradients and keys, a library of backward kernels."""
+
+    accumulator: DType
+    tiles: tuple[TileShape, ...]
+    hides: bool
+    """As in ``ProductsSpec``."""
+
+    functions: ClassVar = ("query_gradients",)
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardSpec:
     """All that shapes the code of a forward kernel: its key, together with the target."""
 
@@ -158,6 +182,15 @@ class BackwardSpec:
     @property
     def products(self) -> ProductsSpec:
         return ProductsSpec(self.dtype.accumulator, self.schedule.tiles, self.graph.may_hide)
+
+    @property
+    def panels(self) -> KeyPanelsSpec:
+        schedule = self.schedule
+        return KeyPanelsSpec(self.dtype, schedule.value_rows, schedule.query_block + schedule.score_rows)
+
+    @property
+    def query_gradients(self) -> QueryGradientsSpec:
+        return QueryGradientsSpec(self.dtype.accumulator, self.schedule.tiles, self.graph.may_hide)
 
     @property
     def needs_raw_scores(self) -> bool:

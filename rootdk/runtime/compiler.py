@@ -36,6 +36,7 @@ class Code:
     def __init__(
         self, image: bytes, symbols: Mapping[str, str], target: Target, libraries: Sequence["Code"] = ()
     ) -> None:
+        self._symbols, self._libraries = symbols, libraries
         llvm = _llvm()
         builder = llvm.JITLibraryBuilder().add_object_img(image).add_current_process()
         for symbol in symbols.values():
@@ -43,7 +44,6 @@ class Code:
         for library in libraries:
             for name, symbol in library._symbols.items():
                 builder.import_symbol(symbol, library[name])
-        self._symbols, self._libraries = symbols, libraries
         with lock:
             # An engine for each image costs 0.4 ms and gives back every byte; images that share one leave 10 KB each.
             # JITLink lays an image out as one block, as its small code model requires.

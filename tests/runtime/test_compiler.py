@@ -97,7 +97,7 @@ def test_bad_modules_are_compile_errors(text):
 
 def test_an_entry_that_is_missing_from_the_object_code_is_a_compile_error():
     image = compiler.compile_object(SQUARE, machine.host(), ["square"])
-    with pytest.raises(CompileError, match="loading a kernel failed"):
+    with pytest.raises(CompileError, match="loading machine code failed"):
         compiler.load(image, ["cube"], machine.host())
 
 

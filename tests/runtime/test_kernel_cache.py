@@ -1,6 +1,7 @@
 """Kernels by key: what is compiled, what is found, and how much is kept."""
 
 import dataclasses
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from sample_kernels import SQUARE, SQUARES, square
 from rootdk import machine
 from rootdk.runtime import cache, compiler
 from rootdk.runtime.cache import Counters, KernelCache, Source
-from rootdk.runtime.store import Store
+from rootdk.runtime.store import Store, _name
 
 
 @pytest.fixture
@@ -101,6 +102,72 @@ def test_the_least_recently_used_kernel_is_evicted():
     get(kernels, "a")
     get(kernels, "c")
     assert {key for key, _ in kernels._memory} == {"a", "c"}
+
+
+DOUBLE = """
+define void @double(ptr %data) {
+  %x = load <16 x float>, ptr %data, align 4
+  %y = fadd <16 x float> %x, %x
+  store <16 x float> %y, ptr %data, align 4
+  ret void
+}
+"""
+CALLS_DOUBLE = """
+declare void @double(ptr)
+define void @square(ptr %context) {
+  %data = load ptr, ptr %context
+  call void @double(ptr %data)
+  ret void
+}
+"""
+DOUBLED = [2.0 * x for x in range(16)]
+
+
+def caller(key: str) -> Source:
+    libraries = (Source("double", lambda: DOUBLE, functions=("double",)),)
+    return Source(key, lambda: CALLS_DOUBLE, ("square",), libraries=libraries)
+
+
+def test_kernels_share_a_library_that_is_built_once(folder):
+    kernels, builds = KernelCache(Store(folder)), []
+
+    def build() -> str:
+        builds.append(1)
+        return DOUBLE
+
+    for key in ("a", "b"):
+        source = dataclasses.replace(caller(key), libraries=(Source("double", build, functions=("double",)),))
+        assert square(kernels.get(source, machine.host())["square"]) == DOUBLED
+    assert len(builds) == 1
+    assert kernels.counters() == Counters(compilations=2)
+    assert len(kernels.show()) == 3
+
+
+def test_a_library_lives_as_long_as_a_kernel_that_calls_it():
+    kernels = KernelCache(Store(None), capacity=1)
+    address = kernels.get(caller("a"), machine.host())["square"]
+    for number in range(3):
+        get(kernels, f"key {number}")
+    gc.collect()
+    assert len(kernels._memory) == 1
+    assert square(address) == DOUBLED
+
+
+def test_a_library_that_is_gone_from_disk_is_built_again(folder):
+    kernels = KernelCache(Store(folder))
+    kernels.get(caller("a"), machine.host())
+    (folder / _name(cache._digest(caller("a").libraries[0], machine.host()))).unlink()
+    fresh = KernelCache(Store(folder))
+    assert square(fresh.get(caller("a"), machine.host())["square"]) == DOUBLED
+    assert fresh.counters() == Counters(disk_hits=1)
+
+
+def test_a_library_that_is_missing_is_a_compile_error_and_nothing_stays_locked(folder):
+    kernels = KernelCache(Store(folder))
+    with pytest.raises(compiler.CompileError, match="loading machine code failed"):
+        kernels.get(dataclasses.replace(caller("a"), libraries=()), machine.host())
+    assert not kernels._turns
+    assert square(kernels.get(caller("a"), machine.host())["square"]) == DOUBLED
 
 
 def test_a_failing_build_passes_through_and_can_be_repeated(folder):

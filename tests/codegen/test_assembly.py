@@ -3,15 +3,16 @@
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 
-import rootdk
 from rootdk import dtypes
-from rootdk.codegen.forward import forward_module
+from rootdk.codegen.key_panels import key_panels_module
+from rootdk.codegen.query_gradients import query_gradients_module
+from rootdk.codegen.query_panels import query_panels_module
+from rootdk.codegen.tile_products import products_module
 from rootdk.machine import AVX2, AVX512, NEON, SSE, Target
-from rootdk.planning.schedule import ForwardSpec, schedule_for
-from rootdk.problem import bind
+from rootdk.mods.expr import Graph
+from rootdk.planning.schedule import BackwardSpec, ForwardSpec, ProductsSpec, QueryGradientsSpec, schedule_for
 from rootdk.runtime.compiler import assembly
 
 FMA = re.compile(r"\s(vfn?madd\w+|fmla)\s")
@@ -30,13 +31,6 @@ class Loop:
 
     def count(self, pattern: re.Pattern[str]) -> int:
         return sum(bool(pattern.search(line)) for line in self.lines)
-
-
-def forward_assembly(target: Target, dtype: dtypes.DType) -> str:
-    x = np.ones((1, 1, 40, 8), np.float32)
-    graph = bind(x, x, x, mask=rootdk.causal()).problem.graph
-    spec = ForwardSpec(dtype, graph, frozenset(), schedule_for(target, narrow=True), dropout=False)
-    return assembly(str(forward_module(spec, target)), target)
 
 
 def function_lines(text: str, name: str) -> list[str]:
@@ -60,23 +54,34 @@ def _holds(outer: tuple[int, int], inner: tuple[int, int]) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
+def hottest_loop(text: str, name: str, product: re.Pattern[str]) -> Loop:
+    return max(innermost_loops(function_lines(text, name)), key=lambda loop: loop.count(product))
+
+
+@pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("dtype", [dtypes.FLOAT32, dtypes.FLOAT64], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("target", [AVX512, AVX2, SSE, NEON], ids=lambda target: target.name)
-def test_hot_loops_are_products_without_stack_traffic(target: Target, dtype: dtypes.DType) -> None:
-    text = forward_assembly(target, dtype)
+def test_hot_loops_are_products_without_stack_traffic(target: Target, dtype: dtypes.DType, hides: bool) -> None:
+    tiles = schedule_for(target, narrow=True).tiles
+    products, gradients = ProductsSpec(dtype, tiles, hides), QueryGradientsSpec(dtype, tiles, hides)
+    text = assembly(str(products_module(products, target)), target)
+    text += assembly(str(query_gradients_module(gradients, target)), target)
     product = FMA if target.fma else PRODUCT
-    for vectors in range(1, schedule_for(target, narrow=True).vectors + 1):
-        for name in ("scores", "sums"):
-            loop = max(innermost_loops(function_lines(text, f"{name}_{vectors}")), key=lambda loop: loop.count(product))
-            assert loop.count(product) >= 16
-            assert loop.count(product) >= 0.4 * len(loop.lines) or not target.fma
-            assert loop.count(re.compile(VECTORS[target.name])) >= loop.count(product)
-            assert loop.count(STACK) == 0
+    for name in (*products.functions, *gradients.functions):
+        loop = hottest_loop(text, name, product)
+        assert loop.count(product) >= 16
+        assert loop.count(product) >= 0.4 * len(loop.lines) or not target.fma
+        assert loop.count(re.compile(VECTORS[target.name])) >= loop.count(product)
+        assert loop.count(STACK) == 0
 
 
 @pytest.mark.parametrize("dtype", [dtypes.FLOAT16, dtypes.BFLOAT16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("target", [AVX512, AVX2, SSE, NEON], ids=lambda target: target.name)
 def test_half_precision_compiles_everywhere(target: Target, dtype: dtypes.DType) -> None:
-    text = forward_assembly(target, dtype)
-    assert ("vcvtph2ps" in text) == (dtype is dtypes.FLOAT16 and target in (AVX512, AVX2))
-    assert not re.search(r"\s(call|callq|bl)\s+__\w*(hf|bf)", text)  # a library's conversion of single numbers
+    schedule = schedule_for(target, narrow=True)
+    forward = ForwardSpec(dtype, Graph(), frozenset(), schedule, dropout=False).panels
+    backward = BackwardSpec(dtype, Graph(), frozenset(), schedule, None, dropout=False).panels
+    for module in (query_panels_module(forward, target), key_panels_module(backward, target)):
+        text = assembly(str(module), target)
+        assert ("vcvtph2ps" in text) == (dtype is dtypes.FLOAT16 and target in (AVX512, AVX2))
+        assert not re.search(r"\s(call|callq|bl)\s+__\w*(hf|bf)", text)  # a library's conversion of single numbers
