@@ -1,6 +1,7 @@
 """What the machine code of a kernel comes from: its module and the libraries that it calls."""
 
 from functools import lru_cache, partial
+from typing import Any
 
 from rootdk.machine import Target
 from rootdk.planning.schedule import (
@@ -48,32 +49,38 @@ def _library(spec: LibrarySpec, target: Target) -> Source:
 
 def _build(spec: KernelSpec | LibrarySpec, target: Target) -> str:
     # llvmlite's builder is needed only here: a kernel that is on disk runs without it
+    from rootdk.codegen.modules import text
+
+    return text(lambda: _module(spec, target))
+
+
+def _module(spec: KernelSpec | LibrarySpec, target: Target) -> Any:
     match spec:
         case ForwardSpec():
             from rootdk.codegen.forward import forward_module
 
-            return str(forward_module(spec, target))
+            return forward_module(spec, target)
         case BackwardSpec():
             from rootdk.codegen.backward import backward_module
 
-            return str(backward_module(spec, target))
+            return backward_module(spec, target)
         case DecodeSpec():
             from rootdk.codegen.decode import decode_module
 
-            return str(decode_module(spec, target))
+            return decode_module(spec, target)
         case ProductsSpec():
             from rootdk.codegen.tile_products import products_module
 
-            return str(products_module(spec, target))
+            return products_module(spec, target)
         case QueryPanelsSpec():
             from rootdk.codegen.query_panels import query_panels_module
 
-            return str(query_panels_module(spec, target))
+            return query_panels_module(spec, target)
         case KeyPanelsSpec():
             from rootdk.codegen.key_panels import key_panels_module
 
-            return str(key_panels_module(spec, target))
+            return key_panels_module(spec, target)
         case QueryGradientsSpec():
             from rootdk.codegen.query_gradients import query_gradients_module
 
-            return str(query_gradients_module(spec, target))
+            return query_gradients_module(spec, target)

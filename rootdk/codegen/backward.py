@@ -23,6 +23,7 @@ from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.elements import store_elements
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.key_panels import KeyPanel, KeyPanelRoutines
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.query_gradients import QueryGradients
@@ -41,8 +42,7 @@ __all__ = ["backward_module"]
 
 def backward_module(spec: BackwardSpec, target: Target) -> ir.Module:
     """The module that exports ``void backward(frame)``."""
-    module = ir.Module("rootdk_backward")
-    module.triple = target.triple
+    module = new_module("rootdk_backward", target)
     b = Builder.define(module, spec.ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
     routines = _Routines(b, spec)
     finish_worker(b, _Task(b, spec, _Item(b, spec, routines).function).function)

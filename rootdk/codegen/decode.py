@@ -18,6 +18,7 @@ from llvmlite import ir
 from rootdk.codegen.builder import I1, I64, POINTER, Builder, Scalar
 from rootdk.codegen.elements import store_elements
 from rootdk.codegen.frame import Frame
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.online_softmax import HIDDEN_WEIGHT, LaneStats, Softmax, is_hidden_weight
 from rootdk.codegen.panels import Matrix, Rows, copy_row, pack
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
@@ -36,8 +37,7 @@ _HEIGHTS = (1, 4)
 
 def decode_module(spec: DecodeSpec, target: Target) -> ir.Module:
     """The module that exports ``void decode(frame)``."""
-    module = ir.Module("rootdk_decode")
-    module.triple = target.triple
+    module = new_module("rootdk_decode", target)
     b = Builder.define(module, spec.ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
     finish_worker(b, _Task(b, spec).function)
     return module

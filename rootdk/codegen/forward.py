@@ -21,6 +21,7 @@ from llvmlite import ir
 from rootdk.codegen.builder import I64, POINTER, Builder
 from rootdk.codegen.forward_panel import AttendKernel
 from rootdk.codegen.frame import Frame
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.query_panels import QueryPanelRoutines, padded_width
 from rootdk.codegen.tile_products import TileProducts
@@ -36,8 +37,7 @@ __all__ = ["forward_module"]
 
 def forward_module(spec: ForwardSpec, target: Target) -> ir.Module:
     """The module that exports ``void forward(frame)``: one worker, which takes tasks until none is left."""
-    module = ir.Module("rootdk_forward")
-    module.triple = target.triple
+    module = new_module("rootdk_forward", target)
     b = Builder.define(module, spec.ENTRY, [POINTER], (target, spec.dtype.accumulator), export=True)
     finish_worker(b, _Task(b, spec).function)
     return module

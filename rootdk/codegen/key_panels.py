@@ -6,6 +6,7 @@ from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.online_softmax import LN_2
 from rootdk.codegen.panels import LaneRows, Rows, pack, unpack
 from rootdk.codegen.row_blocks import RowBlocks
@@ -17,8 +18,7 @@ __all__ = ["KeyPanel", "KeyPanelRoutines", "key_panels_module"]
 
 def key_panels_module(spec: KeyPanelsSpec, target: Target) -> ir.Module:
     """The module that exports ``spec.functions``."""
-    module = ir.Module("rootdk_key_panels")
-    module.triple = target.triple
+    module = new_module("rootdk_key_panels", target)
     RowBlocks(module, spec).define(target)
     KeyPanelRoutines(module, spec).define(target)
     return module

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.online_softmax import is_hidden_weight
 from rootdk.codegen.tile_matmul import poison_free_matmul, tile_matmul
 from rootdk.machine import Target
@@ -16,8 +17,7 @@ __all__ = ["QueryGradients", "query_gradients_module"]
 
 def query_gradients_module(spec: QueryGradientsSpec, target: Target) -> ir.Module:
     """The module that exports ``spec.functions``."""
-    module = ir.Module("rootdk_query_gradients")
-    module.triple = target.triple
+    module = new_module("rootdk_query_gradients", target)
     QueryGradients(module, spec).define(target)
     return module
 

@@ -9,6 +9,7 @@ from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
 from rootdk.codegen.frame import Frame
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.online_softmax import LaneStats, Softmax
 from rootdk.codegen.panels import LaneRows, Rows, pack, unpack
 from rootdk.machine import Target
@@ -19,8 +20,7 @@ __all__ = ["QueryPanel", "QueryPanelRoutines", "padded_width", "query_panels_mod
 
 def query_panels_module(spec: QueryPanelsSpec, target: Target) -> ir.Module:
     """The module that exports ``spec.functions``."""
-    module = ir.Module("rootdk_query_panels")
-    module.triple = target.triple
+    module = new_module("rootdk_query_panels", target)
     QueryPanelRoutines(module, spec).define(target)
     return module
 

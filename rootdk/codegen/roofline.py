@@ -8,6 +8,7 @@ count, and a place for the result, which is stored only so that the optimiser ca
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder
+from rootdk.codegen.modules import new_module
 from rootdk.dtypes import FLOAT32
 from rootdk.machine import Target
 
@@ -30,8 +31,7 @@ _PREFETCH = 4096
 
 def module(target: Target) -> ir.Module:
     """Both kernels: FMA runs ``count`` times CHAINS vector multiply-adds, READ reads ``count`` times READ_VECTORS."""
-    result = ir.Module("roofline")
-    result.triple = target.triple
+    result = new_module("roofline", target)
     for name, body in ((FMA, _multiply_add), (READ, _read)):
         entry = Builder.define(result, name, [POINTER], (target, FLOAT32), export=True)
         _take_parts(entry, body(Builder.define(result, f"{name}_part", [POINTER], entry)))

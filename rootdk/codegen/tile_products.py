@@ -16,6 +16,7 @@ from functools import partial
 from llvmlite import ir
 
 from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
+from rootdk.codegen.modules import new_module
 from rootdk.codegen.online_softmax import is_hidden_weight
 from rootdk.codegen.panels import Matrix
 from rootdk.codegen.spans import Part, Span
@@ -29,8 +30,7 @@ __all__ = ["SpanProducts", "Sums", "TileProducts", "products_module"]
 
 def products_module(spec: ProductsSpec, target: Target) -> ir.Module:
     """The module that exports ``spec.functions``."""
-    module = ir.Module("rootdk_products")
-    module.triple = target.triple
+    module = new_module("rootdk_products", target)
     TileProducts(module, spec).define(target)
     return module
 
