@@ -254,7 +254,7 @@ def _scratch_bytes(problem: Problem, spec: ForwardSpec, lanes: int) -> int:
     schedule, size = spec.schedule, problem.dtype.accumulator.size
     width = -(-problem.d_v // schedule.value_rows) * schedule.value_rows
     tiles = 1 + len(tile_gathers(spec.graph, spec.proven))
-    rows = tiles * (schedule.block + schedule.score_rows) + width + 1
+    rows = tiles * (schedule.block + schedule.score_rows) + 1
     scores = rows * schedule.vectors * lanes * size
     packed = schedule.block * ((problem.d_k + width) * size + 2 * 64)
     return -(-(scores + packed + 64) // 64) * 64

@@ -294,7 +294,7 @@ def _scratch_bytes(problem: Problem, schedule: Schedule, lanes: int, sums: tuple
     rows = schedule.query_block + schedule.score_rows
     block = rows * ((problem.d_k + problem.d_v) * size + 128 + 2 * size) + problem.d_v * size + 64
     tiles = rows * KEY_GROUP * size
-    tiles += (3 * rows + max(problem.d_k, problem.d_v) + schedule.value_rows) * schedule.vectors * lanes * size
+    tiles += 3 * rows * schedule.vectors * lanes * size
     panels = KEY_GROUP * (2 * (problem.d_k + problem.d_v) + 2 * schedule.value_rows) * size
     query_sums = problem.groups * padded_q_len * padded_d_k * size
     return -(-(block + 64 + tiles + KEY_GROUP * padded_d_k * size + panels + query_sums) // 64) * 64

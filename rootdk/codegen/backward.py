@@ -107,8 +107,7 @@ class _Item:
         rows = schedule.query_block + schedule.score_rows
         self.score_gradients = self._aligned(end)
         self.tiles = b.at(self.score_gradients, rows * KEY_GROUP * b.size)
-        widest = b.higher_of(self.d_k, self.d_v)
-        self.keys = b.at(self.tiles, PanelGradients.memory(b, schedule, widest))
+        self.keys = b.at(self.tiles, PanelGradients.memory(b, schedule))
         self.key_vectors = b.ir.sdiv(b.index(b.round_up(self.d_k, b.lanes)), b.index(b.lanes))
         self.key_stride = b.index(b.mul(self.key_vectors, b.lanes * b.size))
         self.panels = b.at(self.keys, b.mul(self.key_stride, KEY_GROUP))

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import I64, POINTER, Builder, Scalar
+from rootdk.codegen.builder import I64, POINTER, Builder
 from rootdk.codegen.dropout import Dropout, KeyLanes
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.gather import table_offset
@@ -26,7 +26,7 @@ from rootdk.codegen.panels import Matrix
 from rootdk.codegen.row_blocks import RowBlock
 from rootdk.codegen.scatter import Target
 from rootdk.codegen.spans import Span
-from rootdk.codegen.tile_products import SpanProducts, Sums, TileProducts
+from rootdk.codegen.tile_products import TileProducts
 from rootdk.codegen.tile_scores import Mods, ScoreTile, lane_indices
 from rootdk.planning.schedule import KEY_GROUP, BackwardSpec, Schedule
 
@@ -43,10 +43,9 @@ class PanelGradients:
         self.function = self._define()
 
     @staticmethod
-    def memory(b: Builder, schedule: Schedule, widest: Scalar) -> Scalar:
-        """Bytes of three tiles of scores, and of sums [widest of d_k and d_v] in the making."""
-        rows = 3 * (schedule.query_block + schedule.score_rows) + schedule.value_rows
-        return b.mul(b.add(widest, rows), schedule.vectors * b.lanes * b.size)
+    def memory(b: Builder, schedule: Schedule) -> int:
+        """Bytes of three tiles of scores."""
+        return 3 * (schedule.query_block + schedule.score_rows) * schedule.vectors * b.lanes * b.size
 
     def _define(self) -> ir.Function:
         types = [POINTER, *RowBlock.TYPES, *[POINTER] * 5, *[I64] * 4]
@@ -55,10 +54,8 @@ class PanelGradients:
         panel_pointer, scores, gradients, self.captured, span_pointer, *rest = b.function.args[6:]
         first, first_key, batch, head = rest
         frame, span = Frame(b, pointer), Span(b, span_pointer)
-        first = b.ir.add(first, span.start)
-        gradients = b.at(gradients, b.mul(span.start, KEY_GROUP * b.size))
-        block = RowBlock(*block_arguments).from_row(b, span.start)
-        self.b, self.frame, self.block, self.count = b, frame, block, b.sub(span.end, span.start)
+        block = RowBlock(*block_arguments)
+        self.b, self.frame, self.block, self.span = b, frame, block, span
         self.panel = KeyPanel(
             b, panel_pointer, self.vectors, frame.word("d_k"), frame.word("d_v"), self.spec.schedule.value_rows
         )
@@ -75,8 +72,6 @@ class PanelGradients:
             self.drops = KeyLanes(Dropout(frame, batch, head), first, self.first_keys, frame.word("kv_len"))
         rows = self.spec.schedule.query_block + self.spec.schedule.score_rows
         weights, raw, products = (self._tile(b.at(scores, self._tile_bytes(rows) * part)) for part in range(3))
-        self.chain = Matrix(b.at(scores, 3 * self._tile_bytes(rows)), self.panel.stride)
-        self.span_products = SpanProducts(self.products, b, span, self.vectors, self.mods.graph.mask is not None)
         queries = Matrix(block.queries, block.query_stride)
         gradient_rows = Matrix(block.gradients, block.gradient_stride)
         self._scores(queries, self.panel.keys, self.panel.d_k, weights)
@@ -116,7 +111,7 @@ class PanelGradients:
     def _weigh(self, weights: ScoreTile, raw: ScoreTile, *, masked: bool) -> None:
         """Scores to weights in place; a score function's input is kept for its derivative."""
         b, softmax = self.b, Softmax(self.b, log2_scores=self.mods.graph.score is None)
-        with b.loop(0, self.count) as i:
+        with b.loop(self.span.start, self.span.end) as i:
             lse = self._row_number(i, 0)
             for n in range(self.vectors):
                 score = b.load_lanes(weights.pointer, weights.offset(i, n))
@@ -135,7 +130,7 @@ class PanelGradients:
         Dropout's share comes here, as dS needs the weights before it and dV those after.
         """
         b = self.b
-        with b.loop(0, self.count) as i:
+        with b.loop(self.span.start, self.span.end) as i:
             delta = self._row_number(i, 1)
             kept = self.drops.kept(i) if self.drops else []
             for n in range(self.vectors):
@@ -186,9 +181,8 @@ class PanelGradients:
         return self._keep_hidden(b.ir.fmul(gradient, b.splat(slope)), hidden)
 
     def _scores(self, rows: Matrix, packed: ir.Value, depth: ir.Value, tile: ScoreTile) -> None:
-        self.span_products.scores(rows, Matrix(packed, self.panel.stride), depth, tile.matrix)
+        self.products.scores(self.b, self.vectors, rows, self.span, packed, depth, tile.pointer)
 
     def _accumulate(self, rows: Matrix, tile: ScoreTile, sums: ir.Value, width: ir.Value) -> None:
         """sums[c, lanes] += sum over i of rows[i][c] * tile[i, lanes]."""
-        target = Sums(Matrix(sums, self.panel.stride), width, self.products.ones(self.b), self.chain)
-        self.span_products.sums(rows, tile.matrix, target)
+        self.products.sums(self.b, self.vectors, rows, self.span, tile.pointer, sums, width)

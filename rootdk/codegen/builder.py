@@ -5,7 +5,7 @@ to LLVM's mem2reg to make registers of them. Addresses are byte offsets througho
 no multiple of the element size. Element loads and stores assume no alignment unless told: x86 and ARM charge nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -253,9 +253,13 @@ class Builder:
 
     def by_number(self, number: ir.Value, bodies: Sequence[Callable[[], object]]) -> None:
         """Emits all ``bodies``, of which the first runs where ``number`` is 1, the second where it is 2, ..."""
+        self.switch(number, dict(enumerate(bodies, start=1)))
+
+    def switch(self, number: ir.Value, cases: Mapping[int, Callable[[], object]]) -> None:
+        """Emits the bodies of all ``cases``, of which that of ``number`` runs, or none."""
         after = self.function.append_basic_block("after")
         switch = self.ir.switch(number, after)
-        for case, body in enumerate(bodies, start=1):
+        for case, body in cases.items():
             block = self.function.append_basic_block(f"case_{case}")
             switch.add_case(self.index(case), block)
             self.ir.position_at_end(block)

@@ -80,7 +80,7 @@ class _Task:
         self.key_pack_stride = b.add(b.mul(frame.word("d_k"), b.size), 64)
         self.width = padded_width(b, frame, schedule.value_rows)
         self.value_pack_stride = b.add(b.mul(self.width, b.size), 64)
-        self.key_pack = b.at(self.scratch, AttendKernel.memory(b, schedule, self.mods, self.width))
+        self.key_pack = b.at(self.scratch, AttendKernel.memory(b, schedule, self.mods))
         self.value_pack = b.at(self.key_pack, b.mul(self.key_pack_stride, schedule.block))
         panels = b.at(self.value_pack, b.mul(self.value_pack_stride, schedule.block))
         aligned = b.ir.and_(b.ir.add(b.ir.ptrtoint(panels, I64), b.index(63)), b.index(-64))

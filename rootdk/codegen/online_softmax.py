@@ -93,22 +93,28 @@ class Softmax:
         return b.splat(sink.value)
 
     def block(
-        self, scores: ir.Value, rows: ir.Value, vectors: int, stats: "Sequence[LaneStats]", *, hides: bool
+        self,
+        scores: ir.Value,
+        rows: tuple[ir.Value, ir.Value],
+        vectors: int,
+        stats: "Sequence[LaneStats]",
+        *,
+        hides: bool,
     ) -> list[ir.Value]:
         """Turn a block of scores into weights in place; update the statistics; return each vector's rescale factor.
 
-        ``scores`` [rows, vectors * lanes]. ``hides``: scores of -inf are hidden pairs, and marked as such.
+        ``scores`` [.., vectors * lanes], of which ``rows`` [first, end) count. ``hides``: scores of -inf are hidden pairs, and marked as such.
         """
         b = self.b
         stride = vectors * b.lanes * b.size
         maxima = [b.slot(stat.maximum) for stat in stats]
-        with b.loop(0, rows) as j:
+        with b.loop(*rows) as j:
             for n, best in enumerate(maxima):
                 score = b.load_lanes(scores, b.add(b.mul(j, stride), n * b.lanes * b.size))
                 best.value = b.maximum(score, best.value)
         shifts = [self.shift(best.value) for best in maxima]
         sums: list[Slot] = [b.slot(b.splat(0.0)) for _ in stats]
-        with b.loop(0, rows) as j:
+        with b.loop(*rows) as j:
             for n, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
                 offset = b.add(b.mul(j, stride), n * b.lanes * b.size)
                 score = b.load_lanes(scores, offset)

@@ -1,6 +1,6 @@
 """Blocks of queries for the backward pass: copied to scratch memory once, read there by every panel of a group."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llvmlite import ir
 
@@ -31,15 +31,6 @@ class RowBlock:
     """[rows, 2]: the LSE in the unit of the scores (+inf for a row that sees nothing), and delta."""
 
     TYPES = (POINTER, I64, POINTER, I64, POINTER)
-
-    def from_row(self, b: Builder, row: ir.Value) -> "RowBlock":
-        """The same block without the rows before ``row``."""
-        return replace(
-            self,
-            queries=b.at(self.queries, b.mul(row, self.query_stride)),
-            gradients=b.at(self.gradients, b.mul(row, self.gradient_stride)),
-            numbers=b.at(self.numbers, b.mul(row, 2 * b.size)),
-        )
 
     @property
     def arguments(self) -> tuple[ir.Value, ...]:
