@@ -12,6 +12,7 @@ from rootdk.planning.schedule import (
     ProductsSpec,
     QueryGradientsSpec,
     QueryPanelsSpec,
+    SoftmaxSpec,
 )
 from rootdk.runtime.cache import Source, kernels
 from rootdk.runtime.compiler import Address
@@ -19,7 +20,7 @@ from rootdk.runtime.compiler import Address
 __all__ = ["kernel", "source"]
 
 KernelSpec = ForwardSpec | DecodeSpec | BackwardSpec
-LibrarySpec = ProductsSpec | QueryPanelsSpec | KeyPanelsSpec | QueryGradientsSpec
+LibrarySpec = ProductsSpec | SoftmaxSpec | QueryPanelsSpec | KeyPanelsSpec | QueryGradientsSpec
 
 
 def kernel(spec: KernelSpec, target: Target) -> Address:
@@ -37,7 +38,7 @@ def source(spec: KernelSpec, target: Target) -> Source:
 def _libraries(spec: KernelSpec) -> tuple[LibrarySpec, ...]:
     match spec:
         case ForwardSpec():
-            return spec.products, spec.panels
+            return spec.products, spec.softmax, spec.panels
         case BackwardSpec():
             return spec.products, spec.panels, spec.query_gradients
     return ()
@@ -72,6 +73,10 @@ def _module(spec: KernelSpec | LibrarySpec, target: Target) -> Any:
             from rootdk.codegen.tile_products import products_module
 
             return products_module(spec, target)
+        case SoftmaxSpec():
+            from rootdk.codegen.block_softmax import softmax_module
+
+            return softmax_module(spec, target)
         case QueryPanelsSpec():
             from rootdk.codegen.query_panels import query_panels_module
 

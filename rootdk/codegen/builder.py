@@ -7,6 +7,7 @@ no multiple of the element size. Element loads and stores assume no alignment un
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 from llvmlite import ir
@@ -254,6 +255,13 @@ class Builder:
     def by_number(self, number: ir.Value, bodies: Sequence[Callable[[], object]]) -> None:
         """Emits all ``bodies``, of which the first runs where ``number`` is 1, the second where it is 2, ..."""
         self.switch(number, dict(enumerate(bodies, start=1)))
+
+    def call_by_number(self, number: Scalar, functions: Sequence[ir.Function], arguments: Sequence[ir.Value]) -> None:
+        """Call the first function where ``number`` is 1, the second where it is 2, ..."""
+        if isinstance(number, int):
+            self.ir.call(functions[number - 1], arguments)
+        else:
+            self.by_number(number, [partial(self.ir.call, function, arguments) for function in functions])
 
     def switch(self, number: ir.Value, cases: Mapping[int, Callable[[], object]]) -> None:
         """Emits the bodies of all ``cases``, of which that of ``number`` runs, or none."""

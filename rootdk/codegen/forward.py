@@ -14,18 +14,15 @@ Nothing a row does depends on other rows: see docs/design.md, "Bits".
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from llvmlite import ir
 
+from rootdk.codegen.attend import Attend
 from rootdk.codegen.builder import I64, POINTER, Builder
-from rootdk.codegen.forward_panel import AttendKernel
 from rootdk.codegen.frame import Frame
 from rootdk.codegen.modules import new_module
 from rootdk.codegen.panels import Rows, copy_row
 from rootdk.codegen.query_panels import QueryPanelRoutines, padded_width
-from rootdk.codegen.tile_products import TileProducts
-from rootdk.codegen.tile_scores import Mods
 from rootdk.codegen.trimming import KEYS, Tile
 from rootdk.codegen.visibility import Visibility
 from rootdk.codegen.worker import finish_worker
@@ -48,11 +45,8 @@ class _Task:
 
     def __init__(self, entry: Builder, spec: ForwardSpec) -> None:
         self.spec, self.schedule = spec, spec.schedule
-        self.mods = Mods(spec.graph, spec.schedule.narrow, spec.proven)
         self.routines = QueryPanelRoutines(entry.function.module, spec.panels)
-        products = TileProducts(entry.function.module, spec.products)
-        widths = range(1, self.schedule.vectors + 1)
-        self.attend = [AttendKernel(entry, spec, self.mods, products, vectors) for vectors in widths]
+        self.attend = Attend(entry, spec)
         self.visibility = Visibility(entry, spec.graph)
         self.trimmed = self.visibility.trimmed(KEYS)
         self.b = b = Builder.define(entry.function.module, "task", [POINTER, POINTER, I64], entry)
@@ -75,12 +69,12 @@ class _Task:
         self.end_panel = b.lower_of(b.add(self.first_panel, frame.word("panels_per_task")), frame.word("panels"))
 
     def _memory(self) -> None:
-        """Scratch memory: what ``AttendKernel`` needs, a packed block of keys, one of values, the panels."""
+        """Scratch memory: what ``Attend`` needs, a packed block of keys, one of values, the panels."""
         b, frame, schedule = self.b, self.frame, self.schedule
         self.key_pack_stride = b.add(b.mul(frame.word("d_k"), b.size), 64)
         self.width = padded_width(b, frame, schedule.value_rows)
         self.value_pack_stride = b.add(b.mul(self.width, b.size), 64)
-        self.key_pack = b.at(self.scratch, AttendKernel.memory(b, schedule, self.mods))
+        self.key_pack = b.at(self.scratch, self.attend.memory(b))
         self.value_pack = b.at(self.key_pack, b.mul(self.key_pack_stride, schedule.block))
         panels = b.at(self.value_pack, b.mul(self.value_pack_stride, schedule.block))
         aligned = b.ir.and_(b.ir.add(b.ir.ptrtoint(panels, I64), b.index(63)), b.index(-64))
@@ -123,9 +117,9 @@ class _Task:
             last = b.lower_of(self._row(b.index(b.add(panel.number, 1))), self.frame.word("q_len"))
             tile = (panel.first, b.sub(last, 1), block, b.sub(block_end, 1))
             with self.trimmed.span(b, self.frame, (self.batch, self.head), tile, self.schedule.block) as span:
-                self._attend_by_width(
-                    panel, self.scratch, key, key_stride, value, value_stride, span.pointer, panel.first, block,
-                    self.batch, self.head,
+                self._call(
+                    self.attend.function, panel, self.scratch, key, key_stride, value, value_stride, span.pointer,
+                    panel.first, block, self.batch, self.head,
                 )  # fmt: skip
 
     def _unless_hidden(self, tile: Tile) -> AbstractContextManager[ir.Value]:
@@ -151,12 +145,6 @@ class _Task:
 
     def _call(self, routine: ir.Function, panel: "_Panel", *arguments: ir.Value) -> None:
         self.b.ir.call(routine, [self.frame.pointer, panel.memory, panel.vectors, *arguments])
-
-    def _attend_by_width(self, panel: "_Panel", *arguments: ir.Value) -> None:
-        """The hot loops of the panel's width."""
-        arguments = self.frame.pointer, panel.memory, *arguments
-        calls = [partial(self.b.ir.call, kernel.function, arguments) for kernel in self.attend]
-        self.b.by_number(panel.vectors, calls)
 
     # Keys and values -----------------------------------------------------------------------------------------------
 

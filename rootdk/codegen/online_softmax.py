@@ -9,12 +9,11 @@ row never learns what stands beside it. The maximum is always that of scores alr
 A lane that has seen nothing holds m = -inf; shifting by 0 instead keeps -inf - -inf out of the arithmetic.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
-from rootdk.codegen.builder import POINTER, Builder, Slot
+from rootdk.codegen.builder import POINTER, Builder
 from rootdk.codegen.vector_math import exp2_nonpositive, log2
 
 __all__ = ["HIDDEN_WEIGHT", "LN_2", "LOG2_E", "Denominator", "LaneStats", "Softmax", "is_hidden_weight"]
@@ -91,43 +90,6 @@ class Softmax:
         with b.when(b.ir.icmp_unsigned("!=", sinks, ir.Constant(POINTER, None))):
             sink.value = self._times(b.load(b.real, sinks, b.mul(head, b.size)), log2=LOG2_E, natural=1.0)
         return b.splat(sink.value)
-
-    def block(
-        self,
-        scores: ir.Value,
-        rows: tuple[ir.Value, ir.Value],
-        vectors: int,
-        stats: "Sequence[LaneStats]",
-        *,
-        hides: bool,
-    ) -> list[ir.Value]:
-        """Turn a block of scores into weights in place; update the statistics; return each vector's rescale factor.
-
-        ``scores`` [.., vectors * lanes], of which ``rows`` [first, end) count. ``hides``: scores of -inf are hidden pairs, and marked as such.
-        """
-        b = self.b
-        stride = vectors * b.lanes * b.size
-        maxima = [b.slot(stat.maximum) for stat in stats]
-        with b.loop(*rows) as j:
-            for n, best in enumerate(maxima):
-                score = b.load_lanes(scores, b.add(b.mul(j, stride), n * b.lanes * b.size))
-                best.value = b.maximum(score, best.value)
-        shifts = [self.shift(best.value) for best in maxima]
-        sums: list[Slot] = [b.slot(b.splat(0.0)) for _ in stats]
-        with b.loop(*rows) as j:
-            for n, (shift, total) in enumerate(zip(shifts, sums, strict=True)):
-                offset = b.add(b.mul(j, stride), n * b.lanes * b.size)
-                score = b.load_lanes(scores, offset)
-                weight = self.exponential(b.ir.fsub(score, shift))
-                if hides:
-                    hidden = b.ir.fcmp_ordered("==", score, b.splat(float("-inf")))
-                    weight = b.ir.select(hidden, b.splat(HIDDEN_WEIGHT), weight)
-                b.store_lanes(weight, scores, offset)
-                total.value = b.ir.fadd(total.value, weight)
-        factors = [self.exponential(b.ir.fsub(stat.maximum, shift)) for stat, shift in zip(stats, shifts, strict=True)]
-        for stat, best, total, factor in zip(stats, maxima, sums, factors, strict=True):
-            stat.store(best.value, b.fma(stat.sum, factor, total.value))
-        return factors
 
 
 @dataclass(frozen=True)

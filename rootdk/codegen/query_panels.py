@@ -50,9 +50,13 @@ class QueryPanel(LaneRows):
         return self.b.at(self.pointer, self.b.mul(self.b.add(self.d_k, self.b.mul(self.width, which)), self.stride))
 
     def stats(self, which: Scalar, n: Scalar) -> LaneStats:
+        return LaneStats(self.b, self.stats_place(which, n))
+
+    def stats_place(self, which: Scalar, n: Scalar) -> ir.Value:
+        """Of lane vector ``n``; those of further ones follow."""
         rows = self.b.add(self.b.add(self.d_k, self.b.mul(self.width, 2)), self.b.mul(2, which))
         start = self.b.at(self.pointer, self.b.mul(rows, self.stride))
-        return LaneStats(self.b, self.b.at(start, self.b.mul(n, 2 * self.b.lanes * self.b.size)))
+        return self.b.at(start, self.b.mul(n, 2 * self.b.lanes * self.b.size))
 
     @contextmanager
     def columns(self, n: ir.Value) -> Iterator[ir.Value]:

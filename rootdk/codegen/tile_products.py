@@ -44,13 +44,13 @@ class TileProducts:
         self._sums = [Builder.declare(module, f"sums_{vectors}", sums) for vectors in spec.widths]
 
     def scores(
-        self, b: Builder, vectors: int, rows: Matrix, span: Span, packed: ir.Value, depth: ir.Value, tile: ir.Value
+        self, b: Builder, vectors: Scalar, rows: Matrix, span: Span, packed: ir.Value, depth: ir.Value, tile: ir.Value
     ) -> None:
-        """Fill the span's rows of the tile, and up to a tile's height of further ones with numbers that mean nothing."""
-        b.ir.call(self._scores[vectors - 1], [*rows.arguments(b), span.pointer, packed, depth, tile])
+        """Fill the span's rows of the tile; up to a tile's height of further ones get numbers that mean nothing."""
+        b.call_by_number(vectors, self._scores, [*rows.arguments(b), span.pointer, packed, depth, tile])
 
     def sums(
-        self, b: Builder, vectors: int, rows: Matrix, span: Span, tile: ir.Value, sums: ir.Value, width: ir.Value,
+        self, b: Builder, vectors: Scalar, rows: Matrix, span: Span, tile: ir.Value, sums: ir.Value, width: ir.Value,
         factors: ir.Value | None = None,
     ) -> None:  # fmt: skip
         """Add to ``width`` rows of the sums: a whole number of tiles' columns, or with room for as many behind them.
@@ -58,7 +58,7 @@ class TileProducts:
         ``factors`` points at ``vectors`` vectors that the sums are multiplied by first.
         """
         scale = ir.Constant(POINTER, None) if factors is None else factors
-        b.ir.call(self._sums[vectors - 1], [*rows.arguments(b), span.pointer, tile, sums, width, scale])
+        b.call_by_number(vectors, self._sums, [*rows.arguments(b), span.pointer, tile, sums, width, scale])
 
     def define(self, target: Target) -> None:
         """Give the functions their bodies."""
@@ -113,7 +113,7 @@ class TileProducts:
             with span.each_part() as part:
                 product.add(part, narrow=self._spec.hides)
             if self._spec.hides:
-                product.select_where_not_finite((span.start, span.end))
+                product.select_where_not_finite(span)
             for m, row in enumerate(product.tile):
                 for n, (slot, scale) in enumerate(zip(row, scales, strict=True)):
                     offset = target.offset(b.add(c, m), n)
@@ -153,12 +153,13 @@ class _ColumnTile:
         tile = [row[low:high] for row in self.tile]
         add_products(self.b, tile, (part.start, part.end), self._elements, self._lanes(low, high), unroll=unroll)
 
-    def select_where_not_finite(self, rows: tuple[ir.Value, ir.Value]) -> None:
-        """All of ``rows`` serve, and all lane vectors, as what nobody sees is marked as hidden."""
+    def select_where_not_finite(self, span: Span) -> None:
+        """All lane vectors of each part serve, as what nobody sees of it is marked as hidden."""
 
         def selected() -> list[list[ir.Value]]:
-            tile = zero_tile(self.b, (self.columns, self.vectors))
-            add_products(self.b, tile, rows, self._elements, self._lanes(0, self.vectors), hidden=self._hidden)
+            tile, lanes = zero_tile(self.b, (self.columns, self.vectors)), self._lanes(0, self.vectors)
+            with span.each_part() as part:
+                add_products(self.b, tile, (part.start, part.end), self._elements, lanes, hidden=self._hidden)
             return [[slot.value for slot in row] for row in tile]
 
         select_where_not_finite(self.b, self.tile, selected)

@@ -98,7 +98,7 @@ class Mods:
         self,
         frame: Frame,
         number: int,
-        tile: ScoreTile,
+        tile: LaneRows,
         leaves: Mapping[str, ir.Value],
         keys: ir.Value,
     ) -> None:
@@ -122,11 +122,11 @@ class Mods:
             base = b.ir.add(base, b.ir.mul(index, stride))
         q_len = frame.word("q_len")
         rows = Rows(array.dtype, b.ir.inttoptr(base, POINTER), strides["q"], strides["kv"], q_len, keys)
-        for n in range(tile.vectors):
-            row = b.index(b.add(leaves["q"], n * b.lanes))
+        with b.loop(0, tile.vectors) as n:
+            row = b.index(b.add(leaves["q"], b.mul(n, b.lanes)))
             pack(b, rows, row, b.at(tile.pointer, tile.offset(0, n)), tile.stride, lambda value: value)
 
-    def copied(self, b: Builder, number: int, tile: ScoreTile, row: ir.Value, n: int) -> ir.Value:
+    def copied(self, b: Builder, number: int, tile: LaneRows, row: ir.Value, n: Scalar) -> ir.Value:
         """What ``copy_gather`` has put into a tile, as the mods see it."""
         value = b.load_lanes(tile.pointer, tile.offset(row, n))
         if self.graph.nodes[number].kind is Kind.BOOL:

@@ -9,7 +9,8 @@ from rootdk.mods.expr import Graph
 
 __all__ = [
     "DECODE_KEY_VECTORS", "KEY_CHUNK", "KEY_GROUP", "BackwardSpec", "DecodeSpec", "Derivative", "ForwardSpec",
-    "KeyPanelsSpec", "ProductsSpec", "QueryGradientsSpec", "QueryPanelsSpec", "Schedule", "TileShape", "schedule_for",
+    "KeyPanelsSpec", "ProductsSpec", "QueryGradientsSpec", "QueryPanelsSpec", "Schedule", "SoftmaxSpec", "TileShape",
+    "schedule_for",
 ]  # fmt: skip
 
 KEY_GROUP = 96
@@ -83,6 +84,23 @@ class ProductsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SoftmaxSpec:
+    """All that shapes how a forward kernel turns a block of scores into weights, as a library."""
+
+    accumulator: DType
+    vectors: int
+    """Of the widest tile."""
+    log2_scores: bool
+    """Scores come multiplied by log2 e, as they do without a score function."""
+    hides: bool
+    """As in ``ProductsSpec``."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(f"softmax_{vectors}" for vectors in range(1, self.vectors + 1))
+
+
+@dataclass(frozen=True, slots=True)
 class QueryPanelsSpec:
     """All that shapes what a forward kernel does to panels of queries outside its hot loops, as a library."""
 
@@ -133,6 +151,11 @@ class ForwardSpec:
     @property
     def products(self) -> ProductsSpec:
         return ProductsSpec(self.dtype.accumulator, self.schedule.tiles, self.graph.may_hide)
+
+    @property
+    def softmax(self) -> SoftmaxSpec:
+        graph = self.graph
+        return SoftmaxSpec(self.dtype.accumulator, self.schedule.vectors, graph.score is None, graph.may_hide)
 
     @property
     def panels(self) -> QueryPanelsSpec:
