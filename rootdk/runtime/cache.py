@@ -38,6 +38,8 @@ class Source:
     """Those that other code calls, which has this one as a library."""
     libraries: tuple["Source", ...] = ()
     """Whose functions this one calls. They follow from the key."""
+    polished: bool = False
+    """As ``compiler.compile_object`` takes it."""
 
 
 @dataclass(slots=True)
@@ -122,7 +124,7 @@ class KernelCache:
         image = self._store.read(digest)
         found = "compilations" if image is None else "disk_hits"
         if image is None:
-            image = compiler.compile_object(source.build(), target, source.entries)
+            image = compiler.compile_object(source.build(), target, source.entries, polished=source.polished)
             self._store.write(digest, image)
         libraries = [self._code(library, target)[0] for library in source.libraries]
         code = compiler.load(image, source.entries, target, source.functions, libraries)

@@ -64,10 +64,11 @@ def hottest_loop(text: str, name: str, product: re.Pattern[str]) -> Loop:
 def test_hot_loops_are_products_without_stack_traffic(target: Target, dtype: dtypes.DType, hides: bool) -> None:
     tiles = schedule_for(target, narrow=True).tiles
     products, gradients = ProductsSpec(dtype, tiles, hides), QueryGradientsSpec(dtype, tiles, hides)
-    text = assembly(str(products_module(products, target)), target)
-    text += assembly(str(query_gradients_module(gradients, target)), target)
+    text = assembly(str(products_module(products, target)), target, polished=True)
+    text += assembly(str(query_gradients_module(gradients, target)), target, polished=True)
     product = FMA if target.fma else PRODUCT
-    for name in (*products.functions, *gradients.functions):
+    names = [f"{name}_{vectors}" for name in ("part", "sums") for vectors in products.widths]
+    for name in (*names, *gradients.functions):
         loop = hottest_loop(text, name, product)
         assert loop.count(product) >= 16
         assert loop.count(product) >= 0.4 * len(loop.lines) or not target.fma
@@ -82,6 +83,6 @@ def test_half_precision_compiles_everywhere(target: Target, dtype: dtypes.DType)
     forward = ForwardSpec(dtype, Graph(), frozenset(), schedule, dropout=False).panels
     backward = BackwardSpec(dtype, Graph(), frozenset(), schedule, None, dropout=False).panels
     for module in (query_panels_module(forward, target), key_panels_module(backward, target)):
-        text = assembly(str(module), target)
+        text = assembly(str(module), target, polished=True)
         assert ("vcvtph2ps" in text) == (dtype is dtypes.FLOAT16 and target in (AVX512, AVX2))
         assert not re.search(r"\s(call|callq|bl)\s+__\w*(hf|bf)", text)  # a library's conversion of single numbers
