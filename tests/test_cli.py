@@ -135,7 +135,9 @@ def test_cache_shows_warms_and_clears(tmp_path):
     assert cache("warm", "--dtype", "float32") == {"compiled": 0, "on_disk": 2}
     shown = cache("show")
     assert shown["folder"] == folder
-    assert len(shown["files"]) == 2 + 5  # and the libraries: panels; products and softmax, with and without hidden pairs
+    assert (
+        len(shown["files"]) == 2 + 5
+    )  # and the libraries: panels; products and softmax, with and without hidden pairs
     assert cache("clear") == {"removed": 7, "bytes": shown["bytes"]}
     assert cache("show")["files"] == []
 
