@@ -135,9 +135,8 @@ def test_cache_shows_warms_and_clears(tmp_path):
     assert cache("warm", "--dtype", "float32") == {"compiled": 0, "on_disk": 2}
     shown = cache("show")
     assert shown["folder"] == folder
-    assert (
-        len(shown["files"]) == 2 + 5
-    )  # and the libraries: panels; products and softmax, with and without hidden pairs
+    # two kernels and their libraries: panels; products and softmax, with hidden pairs and without
+    assert len(shown["files"]) == 2 + 5
     assert cache("clear") == {"removed": 7, "bytes": shown["bytes"]}
     assert cache("show")["files"] == []
 
