@@ -41,5 +41,5 @@ def test_measurements_fill_the_speed_columns():
     seconds = {"full": 2.0, **{build.__name__: 1.0 for build in gallery.GALLERY}}
     ready = {build.__name__: {"first": 0.6, "compile": 0.5, "load": 0.002} for build in gallery.GALLERY}
     page = gallery.page({"machine": {"processor": "a processor"}, "threads": 2, "seconds": seconds, "ready": ready})
-    assert "| 49.4 % | 2.00 | 0.99 | 0.50 s | 0.60 s | 2.0 ms |" in page
+    assert "| 50.0 % | 2.00 | 1.00 | 0.50 s | 0.60 s | 2.0 ms |" in page
     assert "medians on a processor, 2 threads" in page

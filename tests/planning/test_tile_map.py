@@ -97,6 +97,12 @@ def test_visible_pairs(name):
     assert some.map().visible_pairs == pytest.approx(np.count_nonzero(dense(some)), rel=0.02)
 
 
+def test_sampling_does_not_fall_into_step_with_the_mask():
+    # every 16th panel of 24 queries begins a block of 128 keys: the same tiles again
+    found = case(rootdk.sliding_window(256), 4096, 4096, heads=1).map()
+    assert found.visible_pairs == pytest.approx(4096 * 257 - 256 * 257 / 2, rel=0.01)
+
+
 def test_few_masked_tiles_are_all_counted_pair_by_pair():
     some = case(rootdk.causal(), 300, 300, heads=1)
     assert some.map().masked < 64
