@@ -175,5 +175,7 @@ def copy_row(
         b.store(transform(value), target, b.mul(r, b.size))
     with b.loop(whole, rows.width) as r:
         b.store(transform(load_elements(b, rows.dtype, source, b.mul(r, rows.stride))), target, b.mul(r, b.size))
-    with b.loop(rows.width, b.add(rows.width, padding)) as r:
-        b.store(b.scalar(0.0), target, b.mul(r, b.size))
+    end = b.at(target, b.mul(rows.width, b.size))
+    for start in range(0, padding, b.lanes):
+        lanes = min(b.lanes, padding - start)
+        b.store(b.splat(0.0, lanes), end, start * b.size)
