@@ -24,6 +24,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import rootdk
 from attention_checks import assert_same, random
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background inherits that it is ignored
 ARRAYS = random((2, 4, 300, 64), (2, 2, 300, 64), (2, 2, 300, 64))
 
 def attend():

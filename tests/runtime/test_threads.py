@@ -107,6 +107,7 @@ from rootdk.runtime import openmp, threads
 from rootdk.runtime.cache import KernelCache, Source
 from rootdk.runtime.store import Store
 from sample_kernels import COUNT
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background inherits that it is ignored
 COUNTER = KernelCache(Store(None)).get(Source("count", lambda: COUNT, ("count",)), machine.host())["count"]
 
 def run_count(tasks, rounds, number):
